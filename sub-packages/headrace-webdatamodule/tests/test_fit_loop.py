@@ -155,6 +155,7 @@ ENDED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "kind", "asks"), ENDED)
 def test_a_checkpoint_of_any_hook_of_a_fit_that_max_steps_ended_goes_on(
     tmp_path: Path, whole_of: Callable[[str, int], Seen], epochs: int, kind: str, asks: bool
@@ -255,6 +256,42 @@ def test_a_trainer_fits_twice_and_has_its_options_back(
         assert (running.current_epoch, running.max_epochs) == (epochs, epochs)
         assert reloads(running) == every
     assert model.seen == whole_of(kind, 4)
+
+
+class Excludes(Callback):
+    """Leaves samples out behind the second step of the run."""
+
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 2:
+            trainer.train_dataloader.exclude([1, 2, 3])
+
+
+@pytest.mark.parametrize("resized", [False, True])
+@pytest.mark.parametrize("ends", ["max_epochs", "max_steps"])
+def test_a_second_fit_of_a_trainer_goes_on_with_the_run(tmp_path: Path, ends: str, resized: bool) -> None:
+    model, running = Model(), trainer(Excludes(), **{"max_epochs": 3, ends: 1 if ends == "max_epochs" else 4})
+    module = data("plain", tmp_path)
+    running.fit(model, datamodule=module)
+    if resized:
+        module.batch_size = 4  # type: ignore[attr-defined]  # of a `MapDataModule`
+    running.fit_loop.max_epochs, running.fit_loop.epoch_loop.max_steps = 3, -1
+    running.fit(model, datamodule=module)
+    out, seen = {SAMPLES[number]["__key__"] for number in (1, 2, 3)}, [batch for _, batch in model.seen]
+    early = {key for batch in seen[:2] for key in batch}
+    for key in (sample["__key__"] for sample in SAMPLES):
+        assert sum(key in batch for batch in seen) == (key in early if key in out else 3)
+    assert running.current_epoch == 3
+    state: Any = module.state_dict()["train"]
+    assert state["batch_sampler"]["step"] == len(seen) == running.global_step
+    assert max(map(len, seen)) == 3 + resized
+
+
+def test_a_fit_of_another_trainer_begins_anew(tmp_path: Path, whole_of: Callable[[str, int], Seen]) -> None:
+    module = data("plain", tmp_path)
+    for _ in range(2):
+        model = Model()
+        trainer(max_epochs=1).fit(model, datamodule=module)
+        assert model.seen == whole_of("plain", 1)
 
 
 def at_setup(module: Any) -> Callback:

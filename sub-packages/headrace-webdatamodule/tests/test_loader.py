@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return numbered_shards(tmp_path_factory.mktemp("shards"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 @kinds
 def test_it_goes_on_behind_what_was_delivered(folder: Path, kind: str, workers: int) -> None:
@@ -53,6 +54,7 @@ def test_it_goes_on_behind_what_was_delivered(folder: Path, kind: str, workers: 
     other.close()
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 6), st.integers(1, 6), st.integers(1, 7), st.integers(0, 2))
 def test_the_rest_is_exact_at_any_number_of_ranks(
     folder: Path, data: st.DataObject, world: int, then: int, size: int, epoch: int

@@ -110,6 +110,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if row.get("data/samples_per_second")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_lightning_logger_gets_them_every_few_steps(folders: tuple[Path, Path], tmp_path: Path, workers: int) -> None:
     options: dict[str, Any] = {"log_every_n_steps": 2, "max_epochs": 3}

@@ -192,6 +192,16 @@ def test_a_dataset_that_grew_is_taken_in(kind: str) -> None:
     assert grown.state_dict()["batch_sampler"]["run"][-1]["n"] == N + 7
 
 
+def test_a_dataset_that_was_empty_may_grow() -> None:
+    empty = loader([])
+    assert list(empty) == []
+    grown = loader(list(range(9)), shuffle=False)
+    other = loader([], shuffle=False)
+    assert other.state_dict()["batch_sampler"]["run"][0]["n"] == 0
+    grown.load_state_dict(other.state_dict(), accept={"data"})
+    assert flat(grown) == list(range(9))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
@@ -421,6 +431,7 @@ class Slow(Plain):
         return index
 
 
+@pytest.mark.slow
 def test_workers_that_read_slowly_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_POLL", 0.2)
     one = loader(Slow(N), workers=1)
@@ -437,6 +448,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_shards(folder / "train", "t", 20), make_shards(folder / "val", "v", 7)
 
 
+@pytest.mark.slow
 def test_a_fit_resumes_with_what_it_accepts(folders: tuple[Path, Path], tmp_path: Path) -> None:
     saving = Save(tmp_path)
     whole = fit(data(folders, num_workers=1), saving)
@@ -502,6 +514,7 @@ class Excludes(Callback):
             one.exclude(self.excluded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_start"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_callback_leaves_samples_out_of_a_running_fit(

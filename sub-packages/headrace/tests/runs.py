@@ -28,7 +28,7 @@ SERVER.set_forkserver_preload(["resume_worker"])
 # The server does not take over this process's sys.path before Python 3.13.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 Step = tuple[int, int, list[str]]  # epoch, step, keys
-LIMIT = 180  # seconds of a script, far below gloo's own half hour
+LIMIT = 240  # seconds of a script or a rank, below the limit of a test and far below gloo's own half hour
 
 
 def apart(main: Callable[..., None], errors: Path, *arguments: Any) -> None:
@@ -111,7 +111,7 @@ def torchrun(world: int) -> tuple[Meeting, list[dict[str, str]]]:
     return place, [place.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
-def exit_code(process: BaseProcess, timeout: float = 200) -> int | None:
+def exit_code(process: BaseProcess, timeout: float = LIMIT) -> int | None:
     """Waits for the end of a process; None if it does not come."""
     process.join(timeout)
     return process.exitcode

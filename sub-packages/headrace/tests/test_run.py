@@ -1,14 +1,13 @@
 """A run of loaders over batches by size, changed in its middle: nothing is lost or repeated, and the past is known."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_run import SimulatedRun
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import ResumableLoader
@@ -22,15 +21,14 @@ OPTIONS: dict[str, list[Any]] = {
 }
 
 
-class Run:
-    """A run on simulated ranks, and what it delivered, counted with no help of the record."""
+class Run(SimulatedRun):
+    """A run whose options change, and what it delivered, counted with no help of the record."""
 
     def __init__(self, workers: int, world: int, strategy: str) -> None:
-        self.n, self.workers, self.world, self.epoch = 300, workers, world, 0
+        self.n, self.workers, self.world = 300, workers, world
         self.options: dict[str, Any] = {"max_total_size": 180, "strategy": strategy}
-        self.ranks = self.make()
-        self.log: list[list[list[int]]] = []
         self.delivered, self.out, self.may_miss = Counter[int](), set[int](), set[int]()
+        super().__init__()
 
     def make(self) -> list[ResumableLoader]:
         own = [
@@ -40,23 +38,9 @@ class Run:
         samples = list(range(self.n))
         return [ResumableLoader(samples, one, collate_fn=list, num_workers=self.workers) for one in own]
 
-    def state(self) -> dict[str, Any]:
-        states = [json.loads(json.dumps(rank.state_dict())) for rank in self.ranks]
-        assert all(state == states[0] for state in states)
-        return dict(states[0])
-
-    def step(self, iterators: list[Iterator[Any]]) -> bool:
-        before = self.state()["batch_sampler"]["position"]
-        batches = [next(iterator, None) for iterator in iterators]
-        if None in batches:
-            assert not any(batches)
-            self.end()
-            return False
-        self.log.append(batches)  # type: ignore[arg-type]  # no None
-        new = [index for batch in self.log[-1] for index in batch]
-        assert self.out.isdisjoint(new)
-        self.delivered.update(new[: self.state()["batch_sampler"]["position"] - before])  # without repeats
-        return True
+    def delivered_by_step(self, new: list[int]) -> None:
+        assert self.out.isdisjoint(index for batch in self.log[-1] for index in batch)
+        self.delivered.update(new)
 
     def end(self) -> None:
         assert max(self.delivered.values(), default=0) <= 1
@@ -92,10 +76,6 @@ class Run:
         self.ranks = self.make()
         for rank in self.ranks:
             rank.load_state_dict(state, accept=accept)
-
-    def close(self) -> None:
-        for rank in self.ranks:
-            rank.close()
 
 
 CHANGES = st.one_of(

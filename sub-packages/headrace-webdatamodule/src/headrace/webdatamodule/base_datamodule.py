@@ -30,7 +30,10 @@ class BaseDataModule(lightning.LightningDataModule):
         self._fit_loop: FitLoop | None = None
         self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
         self._copied: dict[str, Any] | None = None  # the state of its original, if that had a train loader
-        self._left: dict[str, Any] = {}  # of a fit that is over, for a checkpoint that is saved after it
+        self._left: dict[
+            str, Any
+        ] = {}  # of a fit that is over, for a checkpoint that is saved after it, and its trainer's next fit
+        self._continues = False  # whether `_saved` is that of the trainer's fit before
 
     def _open(self, split: Split) -> None:
         raise NotImplementedError
@@ -106,12 +109,15 @@ class BaseDataModule(lightning.LightningDataModule):
             self._close(train=stage == "fit")
             self._in_stage = True
         if stage == "fit":
-            self._left = {}
+            left, self._left = self._left, {}
             if self.trainer is not None:
                 self._copied = None  # as the loader of the other module would be closed
             if self._fit_loop is not None:  # of a fit that was never torn down
                 self._fit_loop.give_back()
             self._fit_loop = None if self.trainer is None else FitLoop(self)
+            if left and self.trainer is not None and self.trainer.global_step and self.trainer.ckpt_path is None:
+                self.load_state_dict(left)
+                self._continues = True
         self._need(needed, f"{stage}()")
         for split in (needed, Split.val) if stage == "fit" else (needed,):
             if self._has(split):
@@ -156,14 +162,17 @@ class BaseDataModule(lightning.LightningDataModule):
         """
         if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
             return
-        self._saved, self._copied = dict(state_dict) or None, None
+        self._saved, self._copied, self._continues = dict(state_dict) or None, None, False
         if self._fit_loop is not None and "trainer" in state_dict:
             self._fit_loop.load_state_dict(state_dict["trainer"])
         if Split.train in self._loaders:
             self._resume(self._loaders[Split.train])
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
-        """End the workers of a stage; the next one begins anew, unless it is given a checkpoint."""
+        """End the workers of a stage.
+
+        The next one begins anew, unless it is given a checkpoint, or is another fit of a trainer that has trained.
+        """
         self._end()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002 - the trainer's interface

@@ -103,7 +103,8 @@ class ResumableLoader(EpochLoader):
             `__getitems__` is called for one sample at a time, except that of `IndexedShards`, and of data that are
             known to draw nothing: lists, tensors, shards without a transform, Hugging Face datasets without one.
             `collate_fn` draws by the batch's samples. It costs 10 to 40 microseconds a sample. See `sample_rng`.
-        sizes: Size of each sample, shape [n] or [n, k], for the report on padding.
+        sizes: Size of each sample, shape [n] or [n, k], for `report` and `metrics`; by default those of the batch
+            sampler, if it is one of headrace's by size. A sample counts up to the batch sampler's `max_length`.
         seed: Seed of the random numbers that transforms draw; see `seed_per`.
         fingerprint: Identifies the dataset in states; None: the dataset's own `fingerprint`, else its length and, for
             lists, arrays, tensors and Hugging Face datasets, some samples.
@@ -185,13 +186,14 @@ class ResumableLoader(EpochLoader):
         self._resumed_at: tuple[int, int] | None = None  # epoch and steps
         self.indices: Sequence[int] = ()
         if self._batch_sampler is not None:
+            self._stats.count_as(self._batch_sampler)
             self._progress.put(0, position_of(self._batch_sampler, 0))
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
         own = ("_reader", "_progress", "_loop", "_shown_batch_sampler")
         kept = {name: value for name, value in vars(self).items() if name not in own}
-        stats = DeliveryStats(self._name, self.dataset, self._stats._sizes, self._stats.rank)
+        stats = self._stats.emptied()
         return {**kept, "_stats": stats, "state": self.state_dict(), "flags": self._progress.flags()}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -297,8 +299,11 @@ class ResumableLoader(EpochLoader):
     def _begin_at(self, epoch: int) -> None:
         """Let the next iteration begin with that epoch."""
         self._progress.go_to(epoch, 0)
-        foreign.begin_epoch(self._batches(), epoch)
-        self._progress.put(epoch, position_of(self._batch_sampler, 0))
+        if self._batch_sampler is not None:  # whose record one for other ranks takes over
+            foreign.begin_epoch(self._batch_sampler, epoch)
+        batches = self._batches()
+        foreign.begin_epoch(batches, epoch)
+        self._progress.put(epoch, position_of(batches, 0))
 
     def _catch_up(self) -> None:
         """Put the batch sampler where the loop is: its record has no steps that were only read ahead."""
@@ -620,9 +625,10 @@ class ResumableLoader(EpochLoader):
         """Figures of the batches that this loader has delivered since the last call, for a logger.
 
         Returns:
-            "data/samples_per_second"; with sizes "data/tokens_per_second", their sum, "data/padding", the share of
-            padded batches that is padding, and "data/fill", the share of the budget that is used, where the batch
-            sampler has one; of several sources "data/share/NAME", the share of the samples; "data/wait_seconds" and
+            "data/samples_per_second"; with sizes, of the loader or the batch sampler, "data/tokens_per_second", their
+            sum, "data/padding", the share of padded batches that is padding, and "data/fill", the share of the budget
+            that is used, where the batch sampler has one; of several sources "data/share/NAME", the share of the
+            samples, and with sizes "data/token_share/NAME", the share of the tokens; "data/wait_seconds" and
             "data/wait_share", the time that the loop waited for data, and its share of the whole. All are this rank's
             own. Empty if there was no batch.
 
@@ -660,15 +666,24 @@ class ResumableLoader(EpochLoader):
         mid_epoch = progress.place.steps > 0 and not progress.begun
         if mid_epoch and not foreign.has_state(self._batch_sampler):
             raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
-        self._batch_sampler = foreign.check_batch_sampler(self._factory(*ranks), self.dataset)
+        self._batch_sampler = self._made(ranks, within_epoch=mid_epoch)
+        self._stats.count_as(self._batch_sampler)
         self._factory_ranks = ranks
-        foreign.set_epoch(self._batch_sampler, progress.epoch)
-        if mid_epoch:
-            foreign.load_state(self._batch_sampler, progress.place.state or {}, progress.epoch)
         if not progress.begun:
             place = position_of(self._batch_sampler, progress.place.steps)
             progress.put(progress.epoch, place, resumed=progress.resumed)
         return self._batch_sampler
+
+    def _made(self, ranks: tuple[int, int], *, within_epoch: bool = False) -> Any:
+        """A batch sampler of the factory, which goes on with the record of the one there was."""
+        made: Any = self._factory(*ranks)  # type: ignore[misc]  # who calls this has one
+        before = self._batch_sampler
+        foreign.check_batch_sampler(made, self.dataset)
+        foreign.set_epoch(made, self.epoch)
+        if before is not None and foreign.has_state(before):
+            state = self._progress.behind().state or before.state_dict()
+            foreign.take_over(made, state, self.epoch, within_epoch=within_epoch)
+        return made
 
     def _deliver(self) -> Iterator[Any]:
         if self._is_beside_a_fit():
@@ -820,7 +835,7 @@ class ResumableLoader(EpochLoader):
         if self._factory is None:
             batches = foreign.copied(self._batch_sampler, self.dataset, self._name)
         else:
-            batches = self._factory(*(self._factory_ranks or self.ranks))
+            batches = self._made(self._factory_ranks or self.ranks)
         reader = BatchReader(self._batch_dataset, self._loading)
         try:
             iteration = self._iteration(batches, epoch, self._placed(batches, epoch, start))

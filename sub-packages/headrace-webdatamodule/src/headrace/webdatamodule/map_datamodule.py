@@ -398,13 +398,14 @@ class MapDataModule(BaseDataModule):
         train = self._saved["train"]
         if self._resized and isinstance(train, Mapping) and train.get("epoch") == train.get("steps") == 0:
             return  # the batch-size finder goes back to where it began, and nothing had been read
-        own = {name: value for name, value in self._options.items() if name not in self._accept}
+        accept = self._accept | ({"batch_size"} if self._continues and self._resized else set())
+        own = {name: value for name, value in self._options.items() if name not in accept}
         changed = differences(self._saved.get("options"), own)
         cure: Any = "resume with the options it was saved with, or start without the checkpoint"
         if changed and self._unnamed:
             raise ValueError(f"the checkpoint does not fit: {changed}; {cure}")
         try:
-            loader._restore(train, self._accept)
+            loader._restore(train, accept)
         except ValueError as error:
             same_data = train.get("fingerprint") == self._fingerprint(Split.train)
             cure = error if "accept=" in str(error) else cure  # which can be accepted

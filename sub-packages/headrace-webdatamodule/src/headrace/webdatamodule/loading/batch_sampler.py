@@ -234,7 +234,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
             state: The result of `state_dict`.
             accept: What may differ from the run that saved it: "batch_size", "drop_last", "shuffle", and "data" for
                 samples that were appended. The rest of the epoch, new samples included, is delivered with these
-                arguments. With a `sampler` data may grow at the beginning of an epoch only.
+                arguments; what `drop_last` has left out at the end of an epoch stays out of it. With a `sampler` data
+                may grow at the beginning of an epoch only.
 
         Raises:
             TypeError: It is no state.

@@ -187,9 +187,8 @@ def source_names(dataset: Any, default: str) -> tuple[str, ...]:
     return tuple(names) if len(names) == len(ends) else (default,)
 
 
-def count_by_source(dataset: Any, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many of some samples belong to each source, shape [n_sources]."""
-    count = len(source_names(dataset, ""))
-    if count == 1:
-        return np.array([len(indices)], np.int64)
-    return np.bincount(np.searchsorted(dataset.cumulative_sizes, indices, "right"), minlength=count)
+def find_sources(dataset: Any, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The number of the source of each sample."""
+    if len(source_names(dataset, "")) == 1:
+        return np.zeros(len(indices), np.int64)
+    return np.searchsorted(dataset.cumulative_sizes, indices, "right")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,24 @@ def draws_of(batch_sampler: Any, batch: Sequence[int]) -> Sequence[int] | None:
     return draws if isinstance(draws, Sequence) and len(draws) == len(batch) else None
 
 
+def counts_sizes(batch_sampler: Any) -> bool:
+    """Whether its `sizes` and `n_samples` mean what those of headrace's batch samplers mean."""
+    return hasattr(type(batch_sampler), "fingerprint")
+
+
+def sizes_of(batch_sampler: Any) -> Any:
+    """The size of each sample by which a batch sampler fills its batches; None if it does not say."""
+    return getattr(batch_sampler, "sizes", None) if counts_sizes(batch_sampler) else None
+
+
+def longest_of(batch_sampler: Any) -> float:
+    """The size up to which a batch sampler counts a sample, which `collate_fn` truncates; else infinite."""
+    longest: Any = getattr(batch_sampler, "max_length", None) if counts_sizes(batch_sampler) else None
+    if isinstance(longest, Sequence) and longest:
+        longest = longest[0]
+    return float(longest) if isinstance(longest, int | float) else math.inf
+
+
 def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):
@@ -41,9 +60,9 @@ def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
             f"batch_sampler must give lists of indices in every epoch and have a length, got {kind}: give one such as "
             "DistributedBatchSampler(len(dataset), batch_size)"
         )
-    if not hasattr(type(batch_sampler), "fingerprint"):  # whose `sizes` and `n_samples` may mean something else
+    if not counts_sizes(batch_sampler):
         return batch_sampler
-    sizes = getattr(batch_sampler, "sizes", None)
+    sizes = sizes_of(batch_sampler)
     count = getattr(batch_sampler, "n_samples", None) if sizes is None else len(sizes)
     if isinstance(count, int) and count not in (0, len(dataset)):
         kind = type(batch_sampler).__name__
@@ -136,6 +155,19 @@ def load_state(batch_sampler: Any, state: Mapping[str, Any], epoch: int, accept:
     if batch_sampler.state_dict().get("epoch", epoch) != epoch:  # a later epoch was set, which it keeps
         set_epoch(batch_sampler, epoch)
         batch_sampler.load_state_dict(state, **accepted)
+
+
+def take_over(batch_sampler: Any, state: Mapping[str, Any], epoch: int, *, within_epoch: bool) -> None:
+    """Let a batch sampler that was just made go on with the run of another one, whose state is given.
+
+    Where no epoch is interrupted it may have other options, as a batch size by the number of ranks, which the record
+    notes; and one without a record has nothing to go on with.
+    """
+    if within_epoch:
+        load_state(batch_sampler, state, epoch)
+    elif "run" in state:
+        options = {name for change in state["run"] for name in change.get("options", ())}
+        load_state(batch_sampler, state, epoch, options)
 
 
 def place(batch_sampler: Any, epoch: int, steps: int, state: Mapping[str, Any] | None) -> None:

@@ -68,7 +68,7 @@ def sizes_of_shards(
         )
     column = column_name(sizes, *reading)
     if column in shards.columns:
-        return np.array(shards.column(column))
+        return np.asarray(shards.column(column))
     found, skipped = _evaluated(shards, sizes, num_workers, name, on_error)
     if skipped:
         message = f"damaged samples of {name} have no size, {len(skipped)} of {len(shards)}: {skipped[0].message}"
@@ -138,7 +138,7 @@ def check_sizes(sizes: npt.NDArray[Any], dataset: Any, name: str = "sizes") -> n
 
 def _named(shards: IndexedShards, wanted: str, name: str) -> Sizes:
     if wanted in shards.columns:
-        sizes = np.array(shards.column(wanted))
+        sizes = np.asarray(shards.column(wanted))  # a map of its file where it is large, which a batch sampler may know
         if sizes.dtype.kind not in "iuf" or sizes.ndim not in (1, 2):
             shape = list(sizes.shape[1:])
             raise ValueError(f"column {wanted!r} of {name} holds {sizes.dtype} of shape {shape}: {_ALLOWED}")

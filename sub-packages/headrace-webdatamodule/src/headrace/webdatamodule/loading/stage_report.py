@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,8 +14,8 @@ import numpy.typing as npt
 
 from headrace.webdatamodule._display import bars, html, never_raises
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
-from headrace.webdatamodule.loading.concat_shards import count_by_source, describe_sample, source_names
-from headrace.webdatamodule.loading.foreign_batch_sampler import samples_of
+from headrace.webdatamodule.loading.concat_shards import describe_sample, find_sources, source_names
+from headrace.webdatamodule.loading.foreign_batch_sampler import longest_of, samples_of, sizes_of
 from headrace.webdatamodule.loading.sizes import check_sizes
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
@@ -72,6 +73,7 @@ class LoaderReport:
         over_budget: The first samples over the budget.
         remote: Requests for samples on other machines, the bytes fetched and those used, and the batches that the loop
             waited for, more than 5 ms. Batches that were fetched and not delivered are in it, too. None without any.
+        tokens: {source: sum of the sizes}; None without sizes.
         resumed: Where the loader resumed, and how much of the present epoch is delivered since its beginning; None if
             it did not resume. All other figures count this loader's own batches.
     """
@@ -87,6 +89,7 @@ class LoaderReport:
     over_budget: tuple[str, ...] = field(default=(), repr=False)
     remote: RemoteReads | None = None
     resumed: Resumed | None = None
+    tokens: dict[str, float] | None = None
 
     def __str__(self) -> str:
         title, sources, notes = self._parts()
@@ -107,7 +110,7 @@ class LoaderReport:
         total = sum(self.samples.values())
         where = f" of rank {self.rank[1]}, one of {self.rank[0]}" if self.rank else ""
         batches = f"{self.batches:,} batches" if self.batches != 1 else "1 batch"
-        sources = [(name, _samples(count), f"{count / max(total, 1):.1%}") for name, count in self.samples.items()]
+        sources = [(name, _samples(count), self._shares(name)) for name, count in self.samples.items()]
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
         notes = [] if self.resumed is None else [str(self.resumed)]
         notes += [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
@@ -122,6 +125,13 @@ class LoaderReport:
             notes.append(f"left out as over the budget: {_samples(self.n_over_budget)}")
             notes += _listed(self.over_budget, self.n_over_budget)
         return f"{self.name}{where}: {_samples(total)} in {batches}", sources, notes
+
+    def _shares(self, name: str) -> str:
+        """Of a source in the samples and, where there are others, in the tokens."""
+        share = f"{self.samples[name] / max(sum(self.samples.values()), 1):.1%}"
+        if self.tokens is None or len(self.samples) == 1:
+            return share
+        return f"{share}, {self.tokens[name] / (sum(self.tokens.values()) or 1.0):.1%} of the tokens"
 
 
 def _samples(count: int) -> str:
@@ -153,7 +163,7 @@ class _Totals(NamedTuple):
 
     batches: int
     counts: npt.NDArray[np.int64]  # samples of each source
-    used: float
+    tokens: npt.NDArray[np.float64]  # their sizes
     padded: float
     waited: float
     moment: float
@@ -166,18 +176,35 @@ class DeliveryStats:
         self.rank = rank
         self._name, self._dataset = name, dataset
         self._names = source_names(dataset, name)
-        checked = None if sizes is None else check_sizes(np.asarray(sizes), dataset)
-        self._sizes = checked[:, 0] if checked is not None and checked.ndim == 2 else checked
+        self._sizes = self._one_column(sizes)
+        self._longest = math.inf
         self._indices, self._lengths = array("q"), list[int]()  # all indices in a row, and how many each batch has
         self._parts: dict[int, int] = {}  # sizes of pieces, by their place among these indices
         self._counts = np.zeros(len(self._names), np.int64)
         self._batches = 0
-        self._used = self._padded = 0.0
+        self._tokens = np.zeros(len(self._names))
+        self._padded = 0.0
         self._remote: RemoteReads | None = None
         self._skipped: dict[int, SkippedSample] = {}
         self.n_skipped = 0
         self._waited = 0.0
         self._told: _Totals | None = None  # when figures were asked for last; before the first batch none
+
+    def _one_column(self, sizes: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
+        checked = None if sizes is None else check_sizes(np.asarray(sizes), self._dataset)
+        return checked[:, 0] if checked is not None and checked.ndim == 2 else checked
+
+    def count_as(self, batch_sampler: Any) -> None:
+        """Count samples as a batch sampler does: by its sizes, where none were given, and up to its longest."""
+        if self._sizes is None:
+            self._sizes = self._one_column(sizes_of(batch_sampler))
+        self._longest = longest_of(batch_sampler)
+
+    def emptied(self) -> DeliveryStats:
+        """The same without any batch."""
+        other = DeliveryStats(self._name, self._dataset, self._sizes, self.rank)
+        other._longest = self._longest
+        return other
 
     def skip(self, sample: SkippedSample) -> bool:
         """Count a sample that was left out of a batch; return whether it is the first time."""
@@ -214,7 +241,7 @@ class DeliveryStats:
         self._waited += came - asked
 
     def _totals(self, moment: float) -> _Totals:
-        return _Totals(self._batches, self._counts.copy(), self._used, self._padded, self._waited, moment)
+        return _Totals(self._batches, self._counts.copy(), self._tokens.copy(), self._padded, self._waited, moment)
 
     def metrics(self, cost: object = None, budget: float | None = None) -> dict[str, float]:
         """Figures of the batches since the last figures; none without any. `budget` is of batches of that `cost`."""
@@ -224,7 +251,8 @@ class DeliveryStats:
             return {}
         self._told = now = self._totals(time.perf_counter())
         counts, batches = now.counts - before.counts, now.batches - before.batches
-        used, padded, waited = now.used - before.used, now.padded - before.padded, now.waited - before.waited
+        tokens, padded, waited = now.tokens - before.tokens, now.padded - before.padded, now.waited - before.waited
+        used = float(tokens.sum())
         seconds = now.moment - before.moment
         found = {"data/samples_per_second": float(counts.sum()) / seconds}
         if self._sizes is not None:
@@ -236,6 +264,10 @@ class DeliveryStats:
         if len(self._names) > 1:
             shares = counts / max(1, int(counts.sum()))
             found |= {f"data/share/{name}": share for name, share in zip(self._names, shares.tolist(), strict=True)}
+            if self._sizes is not None:
+                shares = tokens / (used or 1.0)
+                names = (f"data/token_share/{name}" for name in self._names)
+                found |= dict(zip(names, shares.tolist(), strict=True))
         return {**found, "data/wait_seconds": waited, "data/wait_share": min(1.0, waited / seconds)}
 
     def report(
@@ -244,11 +276,12 @@ class DeliveryStats:
         """All batches up to now, and what the batch sampler leaves out; `packed` ones have no padding to report."""
         self._count()
         samples = dict(zip(self._names, self._counts.tolist(), strict=True))
-        fill = self._used / self._padded if self._padded and not packed else None
+        tokens = None if self._sizes is None else dict(zip(self._names, self._tokens.tolist(), strict=True))
+        fill = float(self._tokens.sum()) / self._padded if self._padded and not packed else None
         rank = self.rank if self.rank[0] > 1 else None
         over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
         counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
-        return LoaderReport(*counts, len(over_budget), over, self._remote, resumed)
+        return LoaderReport(*counts, len(over_budget), over, self._remote, resumed, tokens)
 
     def _count(self) -> None:
         waiting, lengths = self._indices, np.array(self._lengths, np.int64)
@@ -258,10 +291,11 @@ class DeliveryStats:
         self._indices, self._lengths = array("q"), []
         indices = np.frombuffer(waiting, np.int64)
         self._batches += len(lengths)
-        self._counts += count_by_source(self._dataset, indices)
+        sources = find_sources(self._dataset, indices)
+        self._counts += np.bincount(sources, minlength=len(self._names))
         if self._sizes is not None and len(indices):
-            sizes = self._sizes[indices].astype(np.float64)
+            sizes = np.minimum(self._sizes[indices].astype(np.float64), self._longest)
             sizes[list(parts)] = list(parts.values())
             begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]
-            self._used += float(sizes.sum())
+            self._tokens += np.bincount(sources, sizes, minlength=len(self._names))
             self._padded += float((np.maximum.reduceat(sizes, begins) * lengths[lengths > 0]).sum())

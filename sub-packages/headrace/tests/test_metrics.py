@@ -1,0 +1,86 @@
+"""Figures for a logger: the batch sampler has the sizes, not the loader, and sources are mixed by tokens."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, PaddedCollate, SplitDataset
+from headrace.webdatamodule import MapDataModule, ResumableLoader
+from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
+
+LENGTHS = [1 + 37 * number % 90 for number in range(300)]
+TEXTS = [torch.ones(length) for length in LENGTHS]
+PADDED: dict[str, Any] = {"max_total_size": 500, "strategy": "bucketed", "cost": "padded"}
+
+
+def read(loader: ResumableLoader) -> dict[str, float]:
+    """The figures of an epoch, beside what the batches really hold."""
+    assert loader.metrics() == {}
+    cells = float(sum(batch.numel() for batch in loader))
+    return {**loader.metrics(), "cells": cells}
+
+
+@pytest.mark.parametrize("made", ["given", "function"])
+def test_a_loader_takes_the_sizes_of_its_batch_sampler(made: str) -> None:
+    sampler = partial(DistributedSizeAwareBatchSampler, LENGTHS, **PADDED)
+
+    def made_for(count: int, rank: int) -> Any:
+        return sampler(num_replicas=count, rank=rank)
+
+    batches = made_for(1, 0) if made == "given" else made_for
+    loader = ResumableLoader(TEXTS, batches, collate_fn=PaddedCollate(), num_replicas=1, rank=0)
+    steps = len(loader)
+    found = read(loader)
+    assert found["data/padding"] == pytest.approx(1 - sum(LENGTHS) / found["cells"])
+    assert found["data/fill"] == pytest.approx(found["cells"] / (steps * 500))
+    ratio = found["data/tokens_per_second"] / found["data/samples_per_second"]
+    assert ratio == pytest.approx(np.mean(LENGTHS))
+    assert loader.report().fill == pytest.approx(sum(LENGTHS) / found["cells"])
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_a_truncated_sample_counts_as_long_as_it_is_delivered(module: bool) -> None:
+    sampler: Any = partial(DistributedSizeAwareBatchSampler, max_length=40, **PADDED)
+    collate = PaddedCollate(max_length=40)
+    if module:
+        data = MapDataModule({"train": TEXTS}, batch_sampler=sampler, sizes=LENGTHS, collate_fn=collate)
+        data.setup("fit")
+        loader = data.train_dataloader()
+    else:
+        loader = ResumableLoader(TEXTS, sampler(LENGTHS), collate_fn=collate)
+    found = read(loader)
+    assert found["data/fill"] <= 1
+    ratio = found["data/tokens_per_second"] / found["data/samples_per_second"]
+    assert ratio == pytest.approx(np.minimum(LENGTHS, 40).mean())
+
+
+def test_pieces_of_long_samples_count_by_their_own_length() -> None:
+    batches = DistributedSizeAwareBatchSampler(LENGTHS, 500, max_length=40, oversize="split")
+    loader = ResumableLoader(SplitDataset(TEXTS), batches, collate_fn=torch.cat)
+    tokens = sum(len(batch) for batch in loader)
+    figures = loader.metrics()
+    assert tokens == sum(LENGTHS)
+    assert figures["data/fill"] == pytest.approx(tokens / (len(loader) * 500))
+
+
+def test_sources_mixed_by_tokens_have_their_token_shares_in_the_figures() -> None:
+    both = NamedConcatDataset({"short": [torch.ones(5)] * 600, "long": [torch.ones(50)] * 100})
+    sizes = [5] * 600 + [50] * 100
+    mixture = WeightedDistributedSampler(
+        both, {"short": 3, "long": 1}, per="token", sizes=sizes, epoch_length=500, num_replicas=1, rank=0
+    )
+    batches = DistributedSizeAwareBatchSampler(sizes, 500, sampler=mixture, num_replicas=1, rank=0)
+    loader = ResumableLoader(both, batches, collate_fn=torch.cat)
+    for _ in loader:
+        pass
+    figures = loader.metrics()
+    assert figures["data/token_share/short"] == pytest.approx(0.75, abs=0.02)
+    assert figures["data/token_share/long"] == pytest.approx(0.25, abs=0.02)
+    assert figures["data/share/short"] > 0.95
+    report = loader.report()
+    assert report.tokens is not None
+    assert report.tokens["short"] / sum(report.tokens.values()) == pytest.approx(figures["data/token_share/short"])
+    assert "of the tokens" in str(report)
