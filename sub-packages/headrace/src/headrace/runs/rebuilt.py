@@ -90,6 +90,8 @@ class Run:
         with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
             from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
         options = dict(self.settings["options"])
+        if "block" in options:
+            raise ValueError(f"this run planned its batches block by block, and the state has no shards: {IN_PYTHON}")
         if functions := [name for name, value in options.items() if value == "a function"]:
             raise ValueError(f"{functions[0]} of this run is a function, and the state does not hold that: {IN_PYTHON}")
         if options.get("tokens_per_step") is not None:
