@@ -20,6 +20,7 @@ from headrace.size_aware_batching import (
     OOMGuard,
     SimulatedMemory,
     fit_budget,
+    fit_shapes,
     run_worst_batches,
 )
 
@@ -342,7 +343,8 @@ def budgets(rank: int, path: str) -> dict[str, Any]:
     dist.all_reduce = counted
     with SimulatedMemory(limit=8_000_000 - 2_000_000 * rank) as device:
         found = fit_budget(step, batches_of, lengths, device, memory="allocated", **both)  # type: ignore[arg-type]  # a dict of both
-    dist.all_reduce = all_reduce
+        dist.all_reduce = all_reduce
+        measured = fit_shapes(step, batches_of, lengths, device, found, shapes=4, **both)  # type: ignore[arg-type]  # a dict of both
     found.save(path)
     moved = BatchMemoryModel.load(path, SimulatedMemory(limit=16_000_000 - 2_000_000 * rank)).capacity
     sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
@@ -352,7 +354,8 @@ def budgets(rank: int, path: str) -> dict[str, Any]:
             run_worst_batches(sampler, batches_of, step, **both)  # type: ignore[arg-type]  # a dict of both
         except torch.OutOfMemoryError as error:
             told = str(error)
-    return {"cost": repr(found.cost()), "capacity": found.capacity, "worst": told, "reduced": reduced, "moved": moved}
+    figures = {"capacity": found.capacity, "worst": told, "reduced": reduced, "moved": moved}
+    return {"cost": repr(found.cost()), "shapes": measured.shapes, "peaks": measured.peaks, **figures}
 
 
 def main(rank: int, world: int, store: str) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def fitted(seed: int = 0, noise: float = 0.03, **options: Any) -> BatchMemoryMod
     return model
 
 
+@pytest.mark.slow
 @given(st.floats(0, 1e9), st.floats(1e3, 1e5), st.floats(0, 10), st.floats(0, 20_000))
 def test_floor_and_slopes_are_recovered(intercept: float, linear: float, quadratic: float, floor: float) -> None:
     def truth(n: Any, longest: Any) -> Any:
@@ -225,6 +226,7 @@ def measured_on(device: SimulatedMemory) -> BatchMemoryModel:
         )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_saved_model_where_less_memory_is_free(tmp_path: Path) -> None:
     lengths, path = np.arange(10, 210), tmp_path / "model.json"
 

@@ -1,6 +1,6 @@
 """Few shapes: how they are chosen, what every batch has of them, what they cost, and how often a model is compiled."""
 
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ LENGTHS = np.random.default_rng(0).lognormal(np.log(360), 0.8, 20_000).clip(8, 2
 Shape = tuple[int, int]
 
 
-def made(sizes: Any, budget: float, shapes: int | None, **options: Any) -> DistributedSizeAwareBatchSampler:
+def made(sizes: Any, budget: float, shapes: Any, **options: Any) -> DistributedSizeAwareBatchSampler:
     given: dict[str, Any] = {"strategy": "bucketed", "cost": "padded"} | options
     return DistributedSizeAwareBatchSampler(sizes, budget, shapes=shapes, **given)
 
@@ -240,6 +240,79 @@ def test_lengths_of_shapes_are_multiples_where_both_are_given() -> None:
     assert PaddedCollate(0, 4, shapes=[(2, 8)])([torch.ones(1)]).shape == (2, 8)
     with pytest.raises(ValueError, match="shapes must have lengths that are multiples of length_multiple=3, got 8"):
         PaddedCollate(0, 3, shapes=[(2, 8)])
+
+
+# Shapes that are given.
+
+
+@repeats
+@examples(40)
+@given(cases(), st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
+def test_given_shapes_plan_as_those_that_were_chosen(
+    case: Case, most: int, world: int, multiple: int, epoch: int
+) -> None:
+    sizes, budget = np.minimum(case[0], 3000), max(case[1], multiple)
+    sizes = np.minimum(sizes, budget // multiple * multiple)
+    options: dict[str, Any] = {"length_multiple": multiple, "batch_size_multiple": multiple}
+    for rank in range(world):
+        options |= {"num_replicas": world, "rank": rank}
+        chosen = made(sizes, budget, most, **options)
+        pairs = chosen.shapes or ()
+        given = made(sizes, budget, [[*pair] for pair in reversed(pairs)], **options)
+        assert given.shapes == pairs
+        assert given.fingerprint == chosen.fingerprint
+        for sampler in (chosen, given):
+            sampler.set_epoch(epoch)
+        assert [*given] == [*chosen]
+
+
+def test_a_run_goes_on_with_shapes_that_were_given() -> None:
+    lengths = LENGTHS[:600]
+    before = made(lengths, 8192, 8)
+    batches = [*islice(before, 5)]
+    shapes = [(30, 256), (8, 1024), (4, 2048)]
+    after = made(lengths, 8192, shapes)
+    with pytest.raises(ValueError, match=r"differs in .*shapes"):
+        after.load_state_dict(before.state_dict())
+    after.load_state_dict(before.state_dict(), accept=["shapes"])
+    rest = [*after]
+    assert sorted(index for batch in [*batches, *rest] for index in batch) == [*range(600)]
+    assert all(len(batch) <= 30 for batch in rest)
+    again = made(lengths, 8192, shapes)
+    again.load_state_dict(after.state_dict())
+    assert again.step(2) == [batches[2]]
+    assert again.step(6) == [rest[1]]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "message"),
+    [
+        ([], {}, r"shapes must be pairs \(count, length\), each length once"),
+        ([(2, 100), (4, 2048)], {}, "none with a larger count than a shorter one"),
+        ([(2, 2048), (1, 2048)], {}, "each length once"),
+        (
+            [(8, 1000)],
+            {},
+            r"hold every sample, got a longest one of 2048 and \(count, length\) \(8, 1000\)",
+        ),
+        ([(40, 256), (5, 2048)], {}, r"got \(40, 256\) where 32 samples fit: lower its count"),
+        ([(30, 256), (4, 2048)], {"max_items": 20}, r"got \(30, 256\) where 20 samples fit"),
+        ([(30, 256), (3, 2048)], {"batch_size_multiple": 4}, r"got \(30, 256\) where 32 samples fit"),
+        ([(30, 250), (4, 2048)], {"length_multiple": 8}, "multiples of length_multiple=8, got 250"),
+        ([(30, 256), (4, 2048)], {"cost": "sum"}, "goes with cost='padded' or a function"),
+        ([(30, 256), (4, 0)], {}, "each number in shapes must be an int >= 1, got 0"),
+        ("16", {}, "shapes must be an int >= 1"),
+    ],
+)
+def test_given_shapes_that_cannot_be_are_refused(shapes: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        made(LENGTHS, 8192, shapes, **options)
+
+
+def test_given_shapes_may_have_more_rows_than_there_are_samples() -> None:
+    few = made([3, 5, 9], 8192, [(800, 10)])
+    assert few.shapes == ((800, 10),)
+    assert sorted(*few) == [0, 1, 2]
 
 
 # Compilers.

@@ -96,6 +96,7 @@ def test_an_estimate_has_the_shape_of_the_real_curve() -> None:
     assert estimated.scaled_to(real[[8]]).allocated[8] == real.allocated[8]
 
 
+@pytest.mark.slow
 def test_a_model_that_copies_its_layers_is_estimated() -> None:
     def make() -> Callable[[Any], object]:
         layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
@@ -125,6 +126,7 @@ def test_a_model_far_beyond_this_machine_is_estimated() -> None:
     assert 2 * 2**41 < peaks.allocated[0] < 3 * 2**41
 
 
+@pytest.mark.slow
 def test_an_estimate_needs_a_measured_batch_to_be_scaled() -> None:
     estimated = estimate_peaks(make_step, [np.array([4])], warm_up=0)
     other = estimate_peaks(make_step, [np.array([8])], warm_up=0)
@@ -136,3 +138,21 @@ def test_an_estimate_needs_a_measured_batch_to_be_scaled() -> None:
 def test_limits_that_are_refused(limit: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="limit must be an int >= 1"):
         SimulatedMemory(limit)
+
+
+def test_a_caching_allocator_keeps_blocks_and_loses_what_is_left_over() -> None:
+    with SimulatedMemory(limit=10_000_000, caching=True) as memory:
+        first, second = (torch.empty(size, dtype=torch.uint8) for size in (6_000_000, 3_000_000))
+        del first, second
+        assert memory.used == 0
+        kept = torch.empty(3_500_000, dtype=torch.uint8)  # of the block of 6 MB: 2.5 MB are left over
+        with pytest.raises(torch.OutOfMemoryError, match=r"3500032 of 10000000 bytes are in use, 60\d+ are reserved"):
+            torch.empty(4_500_000, dtype=torch.uint8)
+        assert memory.alloc_retries() == 1
+        del kept
+        memory.start()
+        assert memory.reserved_peak() == 0
+        pair = [torch.empty(size, dtype=torch.uint8) for size in (3_500_000, 4_500_000)]  # they fit by themselves
+        del pair
+        memory.reset_peak()
+        assert memory.reserved_peak() > 8_000_000  # a new peak, but nothing was released

@@ -2,12 +2,15 @@
 
 from importlib.metadata import version
 
+from headrace.size_aware_batching.blockwise import BlockwiseSizeAwareBatchSampler
 from headrace.size_aware_batching.buckets import Buckets, create_buckets
 from headrace.size_aware_batching.collate.loss import global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.collate.packed import PackedBatch, PackedCollate
 from headrace.size_aware_batching.collate.padded import PaddedBatch, PaddedCollate
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.memory.fit import design_batches, fit_budget
+from headrace.size_aware_batching.memory.design import design_batches
+from headrace.size_aware_batching.memory.fit import fit_budget
+from headrace.size_aware_batching.memory.fit_shapes import MeasuredShapes, fit_shapes
 from headrace.size_aware_batching.memory.model import BatchMemoryModel
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard, OOMReport
 from headrace.size_aware_batching.memory.peaks import Peaks, collect_cuda_peak_alloc, measure_peaks
@@ -29,10 +32,12 @@ from headrace.size_aware_batching.streaming import BucketedBatching, bucketed_ba
 __all__ = [
     "BatchMemoryModel",
     "BatchPlan",
+    "BlockwiseSizeAwareBatchSampler",
     "BucketBatchSampler",
     "BucketedBatching",
     "Buckets",
     "DistributedSizeAwareBatchSampler",
+    "MeasuredShapes",
     "OOMEvent",
     "OOMGuard",
     "OOMReport",
@@ -55,6 +60,7 @@ __all__ = [
     "design_batches",
     "estimate_peaks",
     "fit_budget",
+    "fit_shapes",
     "global_num_tokens",
     "measure_peaks",
     "plan_step",

@@ -70,7 +70,7 @@ def unsynchronized(model: torch.nn.Module | None) -> Iterator[None]:
     """Keep a model from any collective of DistributedDataParallel; does nothing with another model.
 
     Raises:
-        ValueError: As of `all_data_parallel`.
+        ValueError: As in `all_data_parallel`.
     """
     with ExitStack() as stack:
         for one in all_data_parallel(model):

@@ -2,9 +2,10 @@
 
 import gc
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from headrace.size_aware_batching._validation import shown
 
@@ -59,6 +60,15 @@ class CudaMeter:
         torch.cuda.empty_cache()  # fragments left by one item must not fail the next
         torch.cuda.reset_peak_memory_stats(self.device)
 
+    def reset_peak(self) -> None:
+        """Set the peaks to what is in use now, and keep what the allocator has cached, as training does."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def alloc_retries(self) -> int:
+        """Return how often the allocator has released all that it had cached, to serve a request."""
+        return int(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))
+
     def peak(self) -> int:
         """Return the most bytes in tensors at once since ``start``."""
         torch.cuda.synchronize(self.device)
@@ -78,6 +88,24 @@ class CudaMeter:
     def size(self) -> int:
         """Return the device's bytes, however many of them are free."""
         return torch.cuda.mem_get_info(self.device)[1]
+
+
+def reset_peak(memory: DeviceMemory) -> None:
+    """Set the peaks to what is in use now without emptying the allocator, if the memory can."""
+    getattr(memory, "reset_peak", memory.start)()
+
+
+def alloc_retries(memory: DeviceMemory | None = None) -> int:
+    """Return how often the allocator has emptied its cache to serve a request: of a memory, or of this process."""
+    if memory is not None:
+        return int(getattr(memory, "alloc_retries", int)())
+    of_cuda = int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if uses_cuda() else 0
+    return of_cuda + sum(int(each.alloc_retries()) for each in _simulated())
+
+
+def _simulated() -> list[Any]:
+    """Return the simulated memories whose blocks this thread is in."""
+    return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, DeviceMemory)]
 
 
 def device_size(memory: DeviceMemory) -> int:
@@ -157,3 +185,5 @@ def free_memory() -> None:
     gc.collect()
     if uses_cuda():
         torch.cuda.empty_cache()
+    for each in _simulated():
+        each.empty_cache()

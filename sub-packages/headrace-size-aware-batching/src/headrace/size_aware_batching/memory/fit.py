@@ -1,4 +1,4 @@
-"""The budget of a batch by measurement: the design of batches, and the search for the budget."""
+"""The budget of a batch by measurement: the search for the batches that fill it, and their calibration."""
 
 from __future__ import annotations
 
@@ -10,75 +10,26 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from headrace.size_aware_batching._validation import log_info, real_number, whole_number
+from headrace.size_aware_batching._validation import checked_int, log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
-from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
+from headrace.size_aware_batching.memory.design import neighbours, padded_area, size_anchors
+from headrace.size_aware_batching.memory.device import DeviceMemory
 from headrace.size_aware_batching.memory.model import BatchMemoryModel, relative_errors
-from headrace.size_aware_batching.memory.peaks import Peaks, attempt, batch_features, describe
+from headrace.size_aware_batching.memory.peaks import Peaks, batch_features
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
-from headrace.size_aware_batching.memory.snapshot import Optimizers, TrainingState, unchanged
+from headrace.size_aware_batching.memory.probes import Probes
+from headrace.size_aware_batching.memory.snapshot import Optimizers, unchanged
 from headrace.size_aware_batching.memory.terms import candidate_terms
 from headrace.size_aware_batching.planning.costs import largest_count
-from headrace.size_aware_batching.planning.gather import gather_json
-from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
+from headrace.size_aware_batching.planning.ranks import Ranks
 from headrace.size_aware_batching.sizes.read import read_sizes
 
-_LEVELS = (0.02, 0.25, 0.5, 0.75, 1.0)  # of the sorted sizes, at which batches are measured
 _EXPLORED = {1: (0.02, 0.5, 1.0), 2: (0.5, 1.0)}  # by columns of sizes: the same where counts are found by measuring
 _SHARES = (0.125, 0.25, 0.5, 1.0)  # of the budget, at each of these sizes
 _ERROR = 0.05  # of a curve that still follows the peaks
 _MIXED = 3  # samples of a batch that tells padded from packed, at least
 _GROWTH = 4.0  # how many times the largest padded batch so far the next may be
-
-
-def design_batches(sizes: Any, points: int = 30, max_items: int = 64) -> list[NDArray[np.int64]]:
-    """Choose batches to measure: real samples of similar size, over a grid of counts and largest sizes.
-
-    The largest sizes are at 2, 25, 50, 75 and 100 % of the sorted sizes (of each column); the counts are a geometric
-    series from 1 to ``max_items``. A batch has the samples just below its largest one, repeated if there are too few.
-
-    Args:
-        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
-        points: Approximate number of batches; 20 to 40 suffice.
-        max_items: Samples in the largest batch. `fit_budget` determines the number that fits itself.
-
-    Returns:
-        Indices of the samples of each batch, the smallest batch first.
-
-    >>> [batch.tolist() for batch in design_batches([10, 20, 30], points=4, max_items=2)]
-    [[0], [0, 0], [1], [2], [1, 0], [2, 1]]
-    """
-    array = read_sizes(sizes)
-    points, max_items = whole_number("points", points) or 1, whole_number("max_items", max_items) or 1
-    if not len(array):
-        raise ValueError("sizes must hold at least one sample, got none")
-    anchors = size_anchors(array)
-    steps = min(max_items, max(2, -(-points // len(anchors)))) if max_items > 1 else 1
-    counts = np.unique(np.rint(np.geomspace(1, max_items, steps)).astype(int))
-    batches = [neighbours(order, place, int(count)) for order, place in anchors for count in counts]
-    chosen = {tuple(batch.tolist()): batch for batch in batches}
-    ordered = sorted(chosen.values(), key=lambda batch: padded_area(array, batch))
-    if len(ordered) > points + len(anchors):
-        ordered = [ordered[place] for place in np.unique(np.linspace(0, len(ordered) - 1, points).astype(int))]
-    return ordered
-
-
-def size_anchors(sizes: NDArray[Any], levels: Sequence[float] = _LEVELS) -> list[tuple[NDArray[np.int64], int]]:
-    """Return, for each column and level, the samples by size and the place of the level's sample among them."""
-    places = dict.fromkeys(int(level * (len(sizes) - 1)) for level in levels)
-    orders = [np.argsort(column, kind="stable") for column in sizes.reshape(len(sizes), -1).T]
-    return [(order, place) for order in orders for place in places]
-
-
-def neighbours(order: NDArray[np.int64], place: int, count: int) -> NDArray[np.int64]:
-    """Return ``count`` samples whose largest is at ``place`` of the sorted ones, the largest first."""
-    return np.resize(order[max(0, place + 1 - count) : place + 1][::-1], count)
-
-
-def padded_area(sizes: NDArray[Any], batch: NDArray[np.int64]) -> float:
-    """Return count times largest, the sum over the columns."""
-    return float(len(batch) * sizes[batch].reshape(len(batch), -1).max(axis=0).sum())
 
 
 def fit_budget(
@@ -95,6 +46,7 @@ def fit_budget(
     calibration: int = 22,
     memory: Literal["reserved", "allocated"] = "reserved",
     max_items: int | None = None,
+    warm_up: int = 1,
     seed: int = 0,
     mesh: Any = None,
 ) -> BatchMemoryModel:
@@ -104,6 +56,11 @@ def fit_budget(
     the previous ones. Then ``calibration`` batches from the plan of an epoch determine the margin: its coverage relies
     on their similarity to the batches of training. A batch that runs out of memory counts as a bound, not as a failure.
     A progress bar appears after a second.
+
+    Each batch is measured in an emptied allocator (cold). Training never empties it: cached blocks of one batch serve
+    the next one, and what is left over of them is lost (warm). So the calibration batches also run one after another;
+    one that then runs out of memory raises the margin as well. ``report()`` says how often the allocator had to release
+    all that it had cached, to go on.
 
     With a process group, every rank must call it. All ranks measure the same batches and use the largest peak and the
     smallest memory, so that all get the same model.
@@ -128,6 +85,8 @@ def fit_budget(
         calibration: Number of batches of an epoch to measure.
         memory: As for `BatchMemoryModel`.
         max_items: Largest number of samples in a batch.
+        warm_up: Runs of each batch before it is measured: compilers, CUDA graphs and the choice of kernels take memory
+            in the first step of a shape. 0 if there are none.
         seed: Seed of the epoch from which these batches are drawn.
         mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, if these are not all ranks.
 
@@ -159,13 +118,15 @@ def fit_budget(
     if not len(array):
         raise ValueError("sizes must hold at least one sample, got none")
     calibration = whole_number("calibration", calibration) or 1
+    warm_up = checked_int("warm_up", warm_up)
     connect(model)
     memory_model = BatchMemoryModel(features, coverage=coverage, memory=memory)
     with unchanged(model, optimizer) as before, unsynchronized(model):
-        probes = _Probes(lambda batch: step(batches_of(batch)), array, device, Ranks(mesh=mesh).mesh, before, target)
+        ranks = Ranks(mesh=mesh).mesh
+        probes = Probes(lambda batch: step(batches_of(batch)), array, device, ranks, before, target, warm_up)
         anchors = size_anchors(array, _EXPLORED.get(array.reshape(len(array), -1).shape[1], (1.0,)))
         with tqdm(
-            total=len(anchors) * (2 + len(_SHARES)) + calibration, desc="fit_budget", delay=1, leave=False
+            total=len(anchors) * (2 + len(_SHARES)) + 2 * calibration, desc="fit_budget", delay=1, leave=False
         ) as bar:
             points = _explore(memory_model, probes, anchors, whole_number("max_items", max_items) or 2**31, bar)
             tested = _calibrate(memory_model, points, probes, calibration, max_items, seed, bar)
@@ -181,61 +142,11 @@ def fit_budget(
         )
     memory_model.capacity, memory_model.device_bytes = probes.capacity, probes.device_bytes
     memory_model.reserve = 1 - target
+    memory_model.warm_steps, memory_model.alloc_retries = probes.warm_steps, probes.alloc_retries
     return memory_model
 
 
-class _Probes:
-    """Measures batches on all ranks; a batch that does not fit on one rank is a bound for all.
-
-    ``before`` is the state to restore after a step that failed half-way.
-    """
-
-    def __init__(
-        self,
-        work: Callable[[Any], object],
-        sizes: NDArray[Any],
-        device: Any,
-        mesh: Mesh | None,
-        before: TrainingState,
-        target: float,
-    ) -> None:
-        self.work, self.sizes, self.mesh, self.before, self.target = work, sizes, mesh, before, target
-        self.memory = device_memory(device)
-        self.capacity: int = min(gather_json(self.memory.total(), mesh))
-        self.device_bytes: int = min(gather_json(device_size(self.memory), mesh))
-        self._too_large: list[NDArray[np.float64]] = []
-        self._warm = False
-
-    @property
-    def budget(self) -> float:
-        """Bytes that a batch may need."""
-        return self.target * self.capacity
-
-    def measure(self, batch: NDArray[np.int64]) -> Peaks:
-        """Return the peaks of one batch: the largest over the ranks."""
-        sizes = self.sizes[batch]
-        count, largest, total = batch_features(sizes)
-        features = np.concatenate([[count], largest, total])
-        fits, allocated, reserved = False, self.capacity, self.capacity
-        if not any((features >= other).all() for other in self._too_large):
-            for _ in range(1 if self._warm else 3):  # libraries and optimizers allocate their state in the first steps
-                failed, *peaks = attempt(self.work, batch, self.memory, None)
-            self._warm = True
-            answers = gather_json([failed, *peaks, self.memory.total()], self.mesh)
-            # Kernels and buffers of libraries take memory outside torch's allocator, most of it in the first steps.
-            self.capacity = min(self.capacity, *(answer[3] for answer in answers))
-            failed = next((answer[0] for answer in answers if answer[0] is not None), None)
-            if failed is None:
-                fits, allocated, reserved = True, *(max(answer[at] for answer in answers) for at in (1, 2))
-            else:
-                self.before.restore()  # drops the optimizer's state where there was none before: warm up again
-                self._warm = False
-                self._too_large.append(features)
-                log_info(f"a batch of {describe(sizes)} runs out of memory: {failed}")
-        return Peaks.of([sizes], [allocated], [reserved], [fits])
-
-
-def _explore(memory_model: BatchMemoryModel, probes: _Probes, anchors: Sequence[Any], most: int, bar: Any) -> Peaks:
+def _explore(memory_model: BatchMemoryModel, probes: Probes, anchors: Sequence[Any], most: int, bar: Any) -> Peaks:
     """Measure one and two samples of each size, then the counts that increasing shares of the budget seem to fit."""
     small = [neighbours(order, place, count) for count in (1, 2)[:most] for order, place in anchors]
     small.sort(key=lambda batch: padded_area(probes.sizes, batch))
@@ -267,7 +178,7 @@ def _explore(memory_model: BatchMemoryModel, probes: _Probes, anchors: Sequence[
 def _calibrate(
     memory_model: BatchMemoryModel,
     points: Peaks,
-    probes: _Probes,
+    probes: Probes,
     wanted: int,
     max_items: int | None,
     seed: int,
@@ -293,14 +204,15 @@ def _calibrate(
     if not shapes:
         raise ValueError(f"sizes must have samples that fit into {probes.budget:,.0f} bytes, got none: see the log")
     batches = list(shapes.values())
-    drawn = np.resize(np.random.default_rng(seed).permutation(len(batches)), 2 * wanted)
+    drawn = np.resize(np.random.default_rng(seed).permutation(len(batches)), 2 * wanted).tolist()
+    bounds = probes.run_warm([batches[number] for number in drawn[:wanted]], bar)
     tested = points[:0]
-    for number in drawn.tolist():
-        tested += probes.measure(batches[number])
+    for place, number in enumerate(drawn):
+        tested += probes.measure(batches[number], 0 if place < wanted else None)  # these shapes have run
         bar.update()
         if int(tested.fits.sum()) == wanted:
             break
-    return tested
+    return tested + bounds if len(bounds) else tested
 
 
 def _provisional(memory_model: BatchMemoryModel, points: Peaks) -> BatchMemoryModel:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._display import html, never_raises
-from headrace.size_aware_batching._validation import one_of, real_number, warn, whole_number
+from headrace.size_aware_batching._validation import checked_int, counted, one_of, real_number, warn, whole_number
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
 from headrace.size_aware_batching.memory.least_squares import conformal_margin, fit_floor
 from headrace.size_aware_batching.memory.peaks import Peaks
@@ -26,6 +26,7 @@ from headrace.size_aware_batching.planning.ranks import Ranks
 Floats = NDArray[np.float64]
 MOST_TERMS = 6  # each subset of them is tried
 _FORMAT = 1  # of a saved model
+_WARM = ("warm_steps", "alloc_retries")
 _SAME_SIZE = 0.01  # by which drivers report another size of the same device
 
 
@@ -45,6 +46,8 @@ class MemoryReport:
         margin: Increase of the upper prediction over the prediction, as a share.
         headroom: Median unused share of the upper prediction at the calibration points.
         alternatives: The median error with other features, by these.
+        warm_steps: Batches that `fit_budget` ran one after another; 0 if the model was fitted by hand.
+        alloc_retries: How often the allocator had to release all that it had cached meanwhile.
     """
 
     points: int
@@ -58,6 +61,8 @@ class MemoryReport:
     margin: float
     headroom: float
     alternatives: dict[str, float]
+    warm_steps: int = 0
+    alloc_retries: int = 0
 
     def __str__(self) -> str:
         return "\n".join(f"{name:14}{text}" for name, text in self._cells().items())
@@ -67,6 +72,7 @@ class MemoryReport:
 
     def _cells(self) -> dict[str, str]:
         slopes = "".join(f" + {slope:.6g} {name}" for name, slope in self.slopes.items())
+        warm = f"{counted(self.warm_steps, 'step')} one after another, allocator retries: {self.alloc_retries:,}"
         others = "".join(f"; with {name} {error:.2%}" for name, error in self.alternatives.items())
         return {
             "bytes": f"max({self.floor:,.0f}, {self.intercept:,.0f}{slopes})",
@@ -74,7 +80,7 @@ class MemoryReport:
             "median error": f"{self.median_error:.2%}{others}",
             "margin": f"{self.margin:.2%}, covers {self.coverage:.0%} of new batches",
             "headroom": f"{self.headroom:.2%} in the median",
-        }
+        } | ({"warm": warm} if self.warm_steps else {})
 
 
 class BatchMemoryModel:
@@ -129,6 +135,7 @@ class BatchMemoryModel:
         self.capacity: int | None = None  # bytes of the device that was measured, where fit_budget did it
         self.device_bytes: int | None = None  # all that this device has, free or not
         self.reserve = 0.05
+        self.warm_steps = self.alloc_retries = 0
         self.points: Peaks | None = None
         self.calibration: Peaks | None = None
         self._cost: MemoryCost | None = None
@@ -255,6 +262,14 @@ class BatchMemoryModel:
             ValueError: If the model has other features.
         """
         cost = self.cost(extrapolate=extrapolate)
+        if {term.name for term in cost.terms} == {"S", "n"}:
+            slopes = dict(zip((term.name for term in cost.terms), cost.slopes, strict=True))
+            size, sample, rest = cost.factor * slopes["S"], cost.factor * slopes["n"], cost.factor * cost.intercept
+            raise ValueError(
+                "max_total needs a model with features of S alone, got S and n, whose bytes are a sum over the samples "
+                f"besides: give the sampler sizes={size:.17g} * sizes + {sample:.17g}, "
+                f"max_total_size={budget_bytes - rest:.17g}, cost='sum' and max_items={cost_most_items(cost)}"
+            )
         if not cost.is_of_sums():
             raise ValueError(
                 f"max_total needs a model with features of S alone, such as ('S', 'S^2'), got "
@@ -312,6 +327,8 @@ class BatchMemoryModel:
                 for features in candidate_terms(points.largest.shape[1])
                 if features != tuple(term.name for term in cost.terms) and len(fitting) > len(features) + 2
             },
+            warm_steps=self.warm_steps,
+            alloc_retries=self.alloc_retries,
         )
 
     def draw(self, path: str | Path) -> None:
@@ -330,7 +347,7 @@ class BatchMemoryModel:
             name: {key: array.tolist() for key, array in self._measured(getattr(self, name)).__dict__.items()}
             for name in ("points", "calibration")
         }
-        names = ("features", "coverage", "memory", "capacity", "device_bytes", "reserve")
+        names = ("features", "coverage", "memory", "capacity", "device_bytes", "reserve", *_WARM)
         options = {name: getattr(self, name) for name in names}
         text = json.dumps({"format": _FORMAT, **options, "cost": asdict(self.cost()), **measured}, indent=1)
         part = Path(f"{path}.{secrets.token_hex(4)}.part")  # ranks may write at the same time
@@ -366,6 +383,8 @@ class BatchMemoryModel:
             model.capacity = whole_number("capacity", found["capacity"])
             model.device_bytes = whole_number("device_bytes", found.get("device_bytes"))
             model.reserve = checked_reserve(found["reserve"])
+            for name in _WARM:
+                setattr(model, name, checked_int(name, found.get(name, 0)))
             model._cost = MemoryCost.of_dict(found["cost"])
             for name in ("points", "calibration"):
                 setattr(model, name, Peaks.of_lists(found[name], len(model._cost.terms[0].largest)))
@@ -410,6 +429,11 @@ def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
     """Return the terms of each batch, shape ``[m, t]``."""
     counts = peaks.counts.astype(np.float64)
     return np.stack([term(counts, peaks.largest.T, peaks.sums.T) for term in terms], axis=1)
+
+
+def cost_most_items(cost: MemoryCost) -> int | None:
+    """Return the largest count that was measured."""
+    return None if cost.most is None else int(cost.most[0])
 
 
 def relative_errors(features: Sequence[str], points: Peaks, tested: Peaks, memory: str) -> Floats:

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from headrace.size_aware_batching._display import html, never_raises
 from headrace.size_aware_batching._validation import counted, one_of
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
-from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
+from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, out_of_memory
 from headrace.size_aware_batching.memory.parts import refused_collectives, running_part
 from headrace.size_aware_batching.memory.peaks import describe
 from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies
@@ -81,6 +81,8 @@ class OOMReport:
         extra_parts: Forward and backward passes that these steps took more than one each.
         failed_tries: Tries that ran out of memory and were repeated: the number of events.
         budget: Batches of higher cost are split at once; infinite if there is no budget.
+        alloc_retries: How often the allocator had to release all that it had cached, to go on: each time it waits for
+            the device. Counted on the current CUDA device since the guard was constructed.
     """
 
     steps: int
@@ -88,6 +90,7 @@ class OOMReport:
     extra_parts: int
     failed_tries: int
     budget: float
+    alloc_retries: int = 0
 
     def __str__(self) -> str:
         return "\n".join(f"{name:17}{text}" for name, text in self._cells().items())
@@ -102,6 +105,7 @@ class OOMReport:
             "extra parts": f"{self.extra_parts:,}",
             "failed tries": f"{self.failed_tries:,}",
             "budget": "none" if math.isinf(self.budget) else f"{self.budget:,.10g}",
+            "retries": f"{self.alloc_retries:,}",
         }
 
 
@@ -202,6 +206,7 @@ class OOMGuard:
         self.events: list[OOMEvent] = []
         self.steps = 0
         self._split_steps, self._extra_parts = 0, 0
+        self._retries_before = alloc_retries()
         self._failing = math.inf  # the lowest cost that ran out of memory in this step on this rank
         self.phase = "forward"
         self._updated = False
@@ -237,7 +242,8 @@ class OOMGuard:
 
     def report(self) -> OOMReport:
         """Return how many steps were split on this rank and what that cost; ``str()`` of it is a short text."""
-        return OOMReport(self.steps, self._split_steps, self._extra_parts, len(self.events), self.budget)
+        retries = alloc_retries() - self._retries_before
+        return OOMReport(self.steps, self._split_steps, self._extra_parts, len(self.events), self.budget, retries)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the guard has learned about its budget, for a checkpoint."""

@@ -22,6 +22,7 @@ from headrace.size_aware_batching.memory.device import (
     free_memory,
     is_out_of_memory,
     out_of_memory,
+    reset_peak,
 )
 
 Data = TypeVar("Data")
@@ -299,11 +300,21 @@ def describe(sizes: Any) -> str:
 
 
 def attempt(
-    work: Callable[[Data], object], batch: Data, memory: DeviceMemory, cleanup: Callable[[], None] | None
+    work: Callable[[Data], object],
+    batch: Data,
+    memory: DeviceMemory,
+    cleanup: Callable[[], None] | None,
+    warm: bool = False,
 ) -> tuple[str | None, int, int]:
-    """Run the work once; return the out-of-memory error or None, and the allocated and the reserved peak."""
+    """Run the work once; return the out-of-memory error or None, and the allocated and the reserved peak.
+
+    With ``warm`` the allocator keeps what it has cached, as in training.
+    """
     try:
-        memory.start()
+        if warm:
+            reset_peak(memory)
+        else:
+            memory.start()
         failed = out_of_memory(lambda: work(batch))
         allocated, reserved = memory.peak(), memory.reserved_peak()
     finally:

@@ -12,13 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from headrace.size_aware_batching._display import never_raises
-from headrace.size_aware_batching._validation import whole_number
+from headrace.size_aware_batching._validation import checked_flag, whole_number
+from headrace.size_aware_batching.memory.caching import BLOCK, SEGMENT, CachingAllocator
 from headrace.size_aware_batching.memory.peaks import Peaks, SizesOf, measure_peaks
 
 Batch = TypeVar("Batch")
-
-_BLOCK = 512  # bytes to which CUDA's caching allocator rounds
-_SEGMENT = 2**21  # and the least that it asks the driver for
 
 
 class SimulatedMemory(TorchDispatchMode):
@@ -33,6 +31,9 @@ class SimulatedMemory(TorchDispatchMode):
 
     Args:
         limit: Size of the memory in bytes; None for one that never runs out.
+        caching: Whether to place tensors as CUDA's caching allocator does: a freed block is kept and serves smaller
+            tensors, so that fragments arise, more in one step after another than in a single one. It runs out where no
+            such block is left, and ``alloc_retries`` counts how often all unused ones were released to go on.
 
     >>> with SimulatedMemory(limit=10_000) as memory:
     ...     kept = torch.zeros(1000)
@@ -46,9 +47,10 @@ class SimulatedMemory(TorchDispatchMode):
     (4096, 10000)
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, *, caching: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no annotations
         self.limit = whole_number("limit", limit)
+        self._cache = CachingAllocator(segment=self._segment()) if checked_flag("caching", caching) else None
         self._used = 0
         self._peak = 0
         self._alive: set[int] = set()
@@ -65,9 +67,27 @@ class SimulatedMemory(TorchDispatchMode):
         return self._used
 
     def start(self) -> None:
-        """Collect recent garbage and set the peak to the bytes in use now."""
+        """Collect recent garbage, release what is cached, and set the peak to the bytes in use now."""
         gc.collect(1)  # a whole collection takes longer than a small step
-        self._peak = self._used
+        self.empty_cache()
+        self.reset_peak()
+
+    def empty_cache(self) -> None:
+        """Release what is cached."""
+        with self._lock:
+            if self._cache is not None:
+                self._cache.empty_cache()
+
+    def reset_peak(self) -> None:
+        """Set the peak to the bytes in use now, and keep what is cached, as training does."""
+        with self._lock:
+            self._peak = self._used
+            if self._cache is not None:
+                self._cache.reset_peak()
+
+    def alloc_retries(self) -> int:
+        """Return how often all that was cached had to be released to serve a tensor."""
+        return 0 if self._cache is None else self._cache.retries
 
     def peak(self) -> int:
         """Return the most bytes in use at once since ``start``."""
@@ -75,9 +95,14 @@ class SimulatedMemory(TorchDispatchMode):
 
     def reserved_peak(self) -> int:
         """Return the peak in whole segments: 2 MiB, or a thousandth of the limit if that is less."""
-        segment = _SEGMENT if self.limit is None else max(_BLOCK, min(_SEGMENT, self.limit // 1000 // _BLOCK * _BLOCK))
+        if self._cache is not None:
+            return self._cache.peak
+        segment = self._segment()
         reserved = -(-self._peak // segment) * segment
         return reserved if self.limit is None else max(self._peak, min(reserved, self.limit))
+
+    def _segment(self) -> int:
+        return SEGMENT if self.limit is None else max(BLOCK, min(SEGMENT, self.limit // 1000 // BLOCK * BLOCK))
 
     def total(self) -> int:
         """Return the limit, or 2**62 bytes if there is none."""
@@ -103,21 +128,31 @@ class SimulatedMemory(TorchDispatchMode):
         with self._lock:
             if key in self._alive:
                 return
-            size = -(-storage.nbytes() // _BLOCK) * _BLOCK
-            if new and self.limit is not None and self._used + size > self.limit:
+            size = -(-storage.nbytes() // BLOCK) * BLOCK
+            place = self._place(size, new) if size else None
+            if place is None and size:
                 raise torch.OutOfMemoryError(
                     f"simulated out of memory: tried to allocate {size} bytes, {self._used} of {self.limit} bytes "
-                    "are in use"
+                    "are in use" + (f", {self._cache.reserved} are reserved" if self._cache is not None else "")
                 )
             self._alive.add(key)
             self._used += size
             self._peak = max(self._peak, self._used)
-        weakref.finalize(storage, self._release, key, size).atexit = False
+        weakref.finalize(storage, self._release, key, size, place).atexit = False
 
-    def _release(self, key: int, size: int) -> None:
+    def _place(self, size: int, new: bool) -> int | None:
+        """Return where a storage lies, None if it does not fit; one that there was before has to."""
+        if self._cache is None:
+            return None if new and self.limit is not None and self._used + size > self.limit else 0
+        self._cache.limit = float("inf") if self.limit is None else self.limit
+        return self._cache.allocate(size, beyond=not new)
+
+    def _release(self, key: int, size: int, place: int | None) -> None:
         with self._lock:
             self._alive.discard(key)
             self._used -= size
+            if self._cache is not None and place is not None:
+                self._cache.free(place)
 
 
 def estimate_peaks(

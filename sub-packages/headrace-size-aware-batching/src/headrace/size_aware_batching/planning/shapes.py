@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import shown
+from headrace.size_aware_batching._validation import UNLIMITED, checked_int, shown
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import largest_counts
 from headrace.size_aware_batching.planning.strata import index_type
@@ -87,6 +87,66 @@ def choose_shapes(sizes: NDArray[Any], limits: Limits, n_shapes: int, length_mul
     return Shapes(counts[chosen], lengths[chosen])
 
 
+def given_shapes(
+    pairs: Sequence[tuple[int, int]], sizes: NDArray[Any], limits: Limits, length_multiple: int, n_samples: int
+) -> Shapes:
+    """Return shapes that were given; refuse some that are no shapes of these samples and limits.
+
+    Args:
+        pairs: Count and length of each, by length.
+        sizes: Those of the samples that are planned, shape ``[n]``.
+        limits: With a capacity.
+        length_multiple: As for `choose_shapes`.
+        n_samples: Of the data set, up to which the limits count.
+    """
+    shapes = Shapes.of(pairs)
+    counts, lengths = shapes.counts, shapes.lengths
+    if not len(sizes) and not len(pairs):
+        return shapes
+    if not len(pairs) or (np.diff(lengths) <= 0).any() or (np.diff(counts) > 0).any():
+        raise ValueError(
+            "shapes must be pairs (count, length), each length once, and none with a larger count than a shorter one, "
+            f"got {shown(list(pairs))}"
+        )
+    longest = int(round_up(sizes.max(initial=0), length_multiple))
+    if longest > lengths[-1]:
+        raise ValueError(
+            f"shapes must hold every sample, got a longest one of {longest} and (count, length) {shown(pairs[-1])}: "
+            "add a longer shape, or cut the samples and count them so with max_length="
+        )
+    most = limits.most_items
+    fits = np.full(len(pairs), most) if limits.capacity is None else limits.capacity(lengths)
+    end = n_samples if most == UNLIMITED else most  # up to which capacities are counted
+    broken = (counts > np.where(fits < end, fits, most)) | ((counts > limits.multiple) & (counts % limits.multiple > 0))
+    if broken.any():
+        place = int(broken.argmax())
+        raise ValueError(
+            "shapes must fit max_total_size and max_items, and hold multiples of batch_size_multiple, got "
+            f"{shown(pairs[place])} where {limits.floor(min(int(fits[place]), most))} samples fit: lower its count"
+        )
+    return shapes
+
+
+def checked_shapes(shapes: Any, length_multiple: int) -> tuple[tuple[int, int], ...]:
+    """Return pairs of count and length, by length; refuse what are none."""
+    if not isinstance(shapes, Sequence) or isinstance(shapes, str):
+        raise TypeError(
+            f"shapes must be a sequence of (count, length), such as the sampler's shapes, or None, got {shown(shapes)}"
+        )
+    pairs = []
+    for shape in shapes:
+        if not isinstance(shape, Sequence) or len(shape) != 2:
+            raise TypeError(f"shapes must hold pairs (count, length), got {shown(shape)}")
+        count, length = (checked_int("each number in shapes", number, 1) for number in shape)
+        if length % length_multiple:
+            raise ValueError(
+                f"shapes must have lengths that are multiples of length_multiple={length_multiple}, got {length}: give "
+                "the batch sampler and the collate function the same length_multiple"
+            )
+        pairs.append((count, length))
+    return tuple(sorted(pairs, key=lambda shape: shape[::-1]))
+
+
 def distinct_lengths(sizes: NDArray[Any], length_multiple: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the padded lengths of samples by themselves, ascending, and how many samples have each; none is 0.
 
@@ -131,15 +191,15 @@ def least_waste(members: NDArray[np.int64], weights: NDArray[np.float64], n_clas
     return np.array(last[::-1])
 
 
-def refuse_other_sizes(sizes: NDArray[Any], n_shapes: int) -> None:
+def refuse_other_sizes(sizes: NDArray[Any], asked: Any) -> None:
     """Refuse sizes that are no lengths of a padded batch."""
     if sizes.ndim > 1:
         raise ValueError(
-            f"shapes={n_shapes} needs one size a sample, got sizes of shape {sizes.shape}: give the longest of a "
+            f"shapes={shown(asked)} needs one size a sample, got sizes of shape {sizes.shape}: give the longest of a "
             "sample's fields, to which PaddedCollate(shapes=...) pads them all"
         )
     if sizes.dtype.kind == "f" and (broken := np.flatnonzero(sizes != np.floor(sizes))).size:
         raise ValueError(
-            f"shapes={n_shapes} needs whole sizes, the lengths of samples, got {shown(sizes[broken[0]].item())} at "
+            f"shapes={shown(asked)} needs whole sizes, the lengths of samples, got {shown(sizes[broken[0]].item())} at "
             f"index {broken[0]}"
         )
