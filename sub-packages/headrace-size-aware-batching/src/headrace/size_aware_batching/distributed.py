@@ -134,8 +134,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         length_multiple: The length of a batch is rounded up to a multiple of this; not with ``cost="sum"``.
         shapes: Largest number of distinct (count, length) shapes that batches are padded to, the same in all epochs and
             on all ranks, for ``torch.compile`` and CUDA graphs. They are chosen to waste least and are in `shapes`:
-            give that to `PaddedCollate`, which pads to them. For ``"bucketed"`` batches that are padded, whole sizes
-            of shape ``[n]``, and not with ``oversize="own_batch"``. None: as many as come.
+            give that to `PaddedCollate`, which pads to them. Or these shapes themselves, such as those that
+            `fit_shapes` has measured: a sequence of (count, length). For ``"bucketed"`` batches that are padded, whole
+            sizes of shape ``[n]``, and not with ``oversize="own_batch"``. None: as many as come.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
             default here), ``"skip"`` the sample, give it its ``"own_batch"``, over the budget (samples of size 0 may
             share it), or ``"split"`` it into pieces, nothing lost (whole sizes of shape ``[n]``; its ``work`` is split
@@ -171,7 +172,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             fewest that hold every step of the epoch, or of a stage of ``tokens_per_step``.
         plan_cache: Directory in which the samples sorted by size are kept, so that the ranks of a node and later runs
             share them instead of sorting. The batches are the same with and without it. For whole sizes below 2**20 of
-            shape ``[n]``, and strategies that sort; best with ``sizes`` from ``numpy.load(..., mmap_mode="r")``. None:
+            shape ``[n]``, and strategies that sort; best with ``sizes`` from ``numpy.load(..., mmap_mode="r")``, or
+            the name of a column as ``sizes`` of a data module. Elsewhere it has no effect, which is a warning. None:
             every process sorts.
 
     Attributes:
@@ -206,7 +208,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         max_items: int | None = None,
         batch_size_multiple: int = 1,
         length_multiple: int = 1,
-        shapes: int | None = None,
+        shapes: int | Sequence[tuple[int, int]] | None = None,
         oversize: Oversize = "raise",
         tail: Tail = "split",
         num_replicas: int | None = None,
@@ -248,6 +250,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         self.tail: Tail = tail
         self.seed = checked_seed(seed)
         self._plan_cache = None if plan_cache is None else PlanCache(plan_cache)
+        if self._plan_cache is not None and self.options.strategy == "sequential":
+            warn("plan_cache has no effect with strategy='sequential', which sorts nothing: leave it out")
         known = None if self._plan_cache is None else KnownSizes.noted(sizes, self._plan_cache.directory)
         self.sizes = _kept(read_sizes(sizes)) if known is None else known.sizes
         if self._plan_cache is not None:
@@ -509,7 +513,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         for steps, is_last in last_known(distributed) if tail == "drop" else ((steps, False) for steps in distributed):
             offsets = steps.offsets
             if steps.repeated and tail == "split":
-                _warn_of_repetition(self._keys(steps.indices[offsets[-1 - steps.repeated] :]), replicas, steps.repeated)
+                warn_of_repetition(self._keys(steps.indices[offsets[-1 - steps.repeated] :]), replicas, steps.repeated)
             repeated_from = len(offsets) - 1 - steps.repeated
             draws = None if self._order is None else steps.draws(position)
             for number in range(0 if of_all else rank, len(offsets) - 1, 1 if of_all else replicas):
@@ -687,8 +691,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             state: The result of ``state_dict()``.
             accept: What may differ from the run that saved it: names of arguments, such as ``{"max_total_size"}``, and
                 ``"data"`` for samples that were appended. Everything that the epoch has not delivered is then planned
-                anew, with these arguments. A ``cost`` that is a function, ``work`` and sizes that changed cannot be
-                accepted, and a ``sampler``, a ``curriculum`` or ``tokens_per_step`` only at the beginning of an epoch.
+                anew, with these arguments; what ``tail="drop"`` has left out at the end of an epoch stays out of it. A
+                ``cost`` that is a function, ``work`` and sizes that changed cannot be accepted, and a ``sampler``, a
+                ``curriculum`` or ``tokens_per_step`` only at the beginning of an epoch.
 
         Raises:
             TypeError: If it is not a mapping.
@@ -1056,7 +1061,7 @@ def _joined(planner: Planner | RestPlanner, epoch_key: int, n_samples: int) -> t
     return indices[:filled], np.concatenate([[0], np.cumsum(np.concatenate(counts), dtype=np.int64)])
 
 
-def _warn_of_repetition(again: list[Any], replicas: int, repeated: int) -> None:
+def warn_of_repetition(again: list[Any], replicas: int, repeated: int) -> None:
     """Name the samples that the last step repeats because there are too few to split."""
     warn(
         f"tail='split': the last batches hold too few samples for one on each of {replicas} ranks; {repeated} "

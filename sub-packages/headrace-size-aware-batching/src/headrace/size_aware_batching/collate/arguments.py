@@ -1,10 +1,10 @@
 """Validation of the arguments of collate functions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from headrace.size_aware_batching._validation import checked_int, shown, whole_number
+from headrace.size_aware_batching._validation import whole_number
 
 
 def check_multiple(name: str, value: Any) -> None:
@@ -24,23 +24,3 @@ def check_numbers(name: str, value: Any) -> None:
     for number in value.values() if isinstance(value, Mapping) else [value]:
         if not isinstance(number, Real):
             raise TypeError(f"{name} must be a number, or a mapping from field to number, got {number!r}")
-
-
-def checked_shapes(shapes: Any, length_multiple: int) -> tuple[tuple[int, int], ...]:
-    """Return pairs of count and length, by length; refuse what are none."""
-    if not isinstance(shapes, Sequence) or isinstance(shapes, str):
-        raise TypeError(
-            f"shapes must be a sequence of (count, length), such as the sampler's shapes, or None, got {shown(shapes)}"
-        )
-    pairs = []
-    for shape in shapes:
-        if not isinstance(shape, Sequence) or len(shape) != 2:
-            raise TypeError(f"shapes must hold pairs (count, length), got {shown(shape)}")
-        count, length = (checked_int("each number in shapes", number, 1) for number in shape)
-        if length % length_multiple:
-            raise ValueError(
-                f"shapes must have lengths that are multiples of length_multiple={length_multiple}, got {length}: give "
-                "the batch sampler the same length_multiple, or leave it out here"
-            )
-        pairs.append((count, length))
-    return tuple(sorted(pairs, key=lambda shape: shape[::-1]))

@@ -1,4 +1,4 @@
-"""For training loops of others: Hugging Face's ``Trainer``, accelerate, torchdata, verl, slime, AReaL.
+"""For third-party training loops: Hugging Face's ``Trainer``, accelerate, torchdata, verl, slime, AReaL.
 
 Nothing here imports them.
 """

@@ -192,6 +192,7 @@ class TrainerLoader:
             raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__} without {missing}")
         self._loader, self._accept = loader, accept
         self._length = 0  # of the whole epoch on the present processes
+        self._planned: tuple[int, int] | None = None  # epochs, and what `max_steps` returned for them
         self._begun = self._done = False
 
     @never_raises
@@ -207,6 +208,10 @@ class TrainerLoader:
 
         On as many processes as before it is the same after every resume; on others the epochs have another number of
         steps.
+
+        Where the run changes (``exclude``, ``skip`` or ``reweight`` of the loader), its epochs become shorter or
+        longer: training that got this number ends with the last epoch all the same, and sets ``state.max_steps``. The
+        learning rate's schedule keeps the number it got.
 
         Args:
             num_train_epochs: Epochs of the whole run.
@@ -228,6 +233,7 @@ class TrainerLoader:
         for epoch in range(loader.epoch + 1, epochs):
             loader.set_epoch(epoch)
             left += len(loader)
+        self._planned = epochs, int(done + left)
         return int(done + left)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:  # noqa: ARG002 -- a hook
@@ -276,12 +282,19 @@ class TrainerLoader:
             self._length = len(self._loader)
         self._begun = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 -- the Trainer's hook
-        """Store the position, and end the trainer's epoch with the loader's."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Store the position, and end the trainer's epoch with the loader's; the training, too, with the last one."""
         left = self._loader.remaining
         state.epoch = self._loader.epoch + max(0.0, 1 - left / self._length)  # the share of the data
         state.stateful_callbacks[_LOADER_KEY] = self._loader.state_dict()
         control.should_epoch_stop |= not left
+        if self._planned is None or self._planned[1] != args.max_steps:
+            return  # the user's own number of steps
+        if is_last := self._loader.epoch + 1 >= self._planned[0]:
+            state.max_steps = state.global_step + left
+        else:
+            state.max_steps = max(state.max_steps, state.global_step + left + 1)
+        control.should_training_stop |= is_last and not left
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):

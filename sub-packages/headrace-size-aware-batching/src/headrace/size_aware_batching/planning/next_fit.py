@@ -46,7 +46,7 @@ def next_fit(sizes: NDArray[Any], limits: Limits, last: bool = True) -> NDArray[
 
 
 def one_sum(sizes: NDArray[Any], budget: int, last: bool) -> NDArray[np.int64]:
-    """Do the same for one sum alone, with nothing in the loop but one search for each batch."""
+    """Pack by a single sum, where each batch takes one search."""
     total = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     running: memoryview[int] = total.data
     length = len(sizes)

@@ -1,10 +1,12 @@
 """Planner options, validated."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
+from headrace.size_aware_batching._validation import checked_flag, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
+from headrace.size_aware_batching.planning.shapes import checked_shapes
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Oversize = Literal["raise", "skip", "own_batch", "split"]
@@ -27,13 +29,17 @@ class Options:
     length_multiple: int = 1
     oversize: Oversize = "raise"
     window: int | None = None
-    shapes: int | None = None
+    shapes: int | Sequence[tuple[int, int]] | None = None
     curriculum: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "shapes", "curriculum"):
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum"):
             end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
             object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
+        if isinstance(self.shapes, Sequence) and not isinstance(self.shapes, str):
+            object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))
+        else:
+            object.__setattr__(self, "shapes", whole_number("shapes", self.shapes))
         object.__setattr__(self, "shuffle", checked_flag("shuffle", self.shuffle))
         one_of("strategy", self.strategy, STRATEGIES)
         one_of("oversize", self.oversize, OVERSIZE)
@@ -72,20 +78,21 @@ class Options:
             )
 
     def _refuse_shapes(self) -> None:
+        given = f"shapes={shown(self.shapes)} goes with"
         if not self.batch_cost.pads:
             raise ValueError(
-                f"shapes={self.shapes} goes with cost='padded' or a function, got {self.cost!r}: batches that are not "
-                "padded have no shape of count and length"
+                f"{given} cost='padded' or a function, got {self.cost!r}: batches that are not padded have no shape of "
+                "count and length"
             )
         if self.strategy != "bucketed":
             raise ValueError(
-                f"shapes={self.shapes} goes with strategy='bucketed', got {self.strategy!r}: in another order any "
-                "batch may need the longest shape"
+                f"{given} strategy='bucketed', got {self.strategy!r}: in another order any batch may need the longest "
+                "shape"
             )
         if self.oversize == "own_batch":
             raise ValueError(
-                f"shapes={self.shapes} goes with oversize='raise', 'skip' and 'split', got 'own_batch': each of "
-                "those batches has a shape of its own"
+                f"{given} oversize='raise', 'skip' and 'split', got 'own_batch': each of those batches has a shape of "
+                "its own"
             )
 
     def _refuse_curriculum(self) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching.planning.random import shuffle_blocks
 from headrace.size_aware_batching.planning.repair import repair
 
-ROUNDS = 2048  # of greedy balancing, about: with more samples than that, the bulk goes by the handful
+ROUNDS = 2048  # of greedy balancing, about: larger inputs place most samples several at a time
 LEVEL = 2.0**40  # the sum of a column of levels
 
 

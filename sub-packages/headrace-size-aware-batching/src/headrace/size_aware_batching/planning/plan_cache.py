@@ -163,6 +163,7 @@ class PlanCache:
     """
 
     def __init__(self, directory: Any) -> None:
+        self._said = False
         try:
             self.directory = Path(os.path.expanduser(os.fsdecode(directory)))  # noqa: PTH111  # that of Path may raise
         except TypeError:
@@ -171,6 +172,16 @@ class PlanCache:
                 f"{type(directory).__name__}"
             ) from None
 
+    def _say_unused(self, known: KnownSizes) -> None:
+        """Warn, once, that nothing is kept."""
+        if not self._said:
+            self._said = True
+            got = f"{known.sizes.dtype} of shape {list(known.sizes.shape)}, up to {known.sizes.max():,}"
+            warn(
+                f"plan_cache has no effect with sizes of {got}, as it keeps samples sorted by one whole number below "
+                f"{LARGEST:,}: each process sorts for itself; leave it out"
+            )
+
     def sorted(self, sized: PreparedSizes, known: KnownSizes) -> Sorted | None:
         """Return the samples by size, from the file; the first process that asks for them writes it.
 
@@ -178,9 +189,11 @@ class PlanCache:
         """
         sizes, largest = sized.sizes, known.largest
         own = sizes is known.sizes
-        if not sized.n_samples or sizes.ndim > 1 or sizes.dtype.kind not in "iu":
+        if not sized.n_samples:
             return None
-        if (int(sizes.max()) if largest is None or not own else largest) >= LARGEST:
+        whole = sizes.ndim == 1 and sizes.dtype.kind in "iu"
+        if not whole or (int(sizes.max()) if largest is None or not own else largest) >= LARGEST:
+            self._say_unused(known)
             return None
         parts = [
             str(PLAN_CACHE_VERSION),

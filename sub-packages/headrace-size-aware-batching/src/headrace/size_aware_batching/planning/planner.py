@@ -245,7 +245,7 @@ class StrataPlanner(GroupPlanner):
         self._plans: tuple[int, dict[bool, WindowPlan]] = (-1, {})  # of the latest epoch
 
     def before(self, epoch_key: int) -> NDArray[np.int64]:  # noqa: ARG002  # the same in all epochs
-        """Return how many batches come before each group; known without a look at any."""
+        """Return how many batches come before each group; known before any group is planned."""
         return self._before
 
     def plan(self, epoch_key: int, full: bool) -> WindowPlan:

@@ -13,7 +13,7 @@ from headrace.size_aware_batching._validation import UNLIMITED, shortlist, shown
 from headrace.size_aware_batching.planning.costs import Cost, at_least_one
 from headrace.size_aware_batching.planning.limits import Budget, Limits
 from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.shapes import Shapes, choose_shapes, refuse_other_sizes
+from headrace.size_aware_batching.planning.shapes import Shapes, choose_shapes, given_shapes, refuse_other_sizes
 
 CURE = (
     "cut them in the collate function and count them so with max_length=, or choose oversize='split', 'skip' or "
@@ -89,7 +89,10 @@ def prepare(
     if options.shapes is not None:
         refuse_other_sizes(sizes, options.shapes)
         planned = sizes if kept is None else sizes[kept]
-        shapes = choose_shapes(planned, limits, options.shapes, options.length_multiple)
+        if isinstance(options.shapes, int):
+            shapes = choose_shapes(planned, limits, options.shapes, options.length_multiple)
+        else:
+            shapes = given_shapes(options.shapes, planned, limits, options.length_multiple, max(1, len(sizes)))
         table, limits = shapes.lengthened(sizes), replace(limits, capacity=shapes.capacity)
     return PreparedSizes(table, limits, cost, kept, over, shapes=shapes)
 

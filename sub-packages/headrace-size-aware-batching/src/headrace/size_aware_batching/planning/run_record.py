@@ -134,7 +134,7 @@ class RunRecord:
         new = {
             name: value
             for name, value in settings.items()
-            if name in ("world", "all", "n") and held.get(name, False) != value
+            if name in ("world", "all", "n") and held.get(name, None if name == "n" else False) != value
         }
         options = settings.get("options", {})
         if changed := {name: value for name, value in options.items() if held["options"].get(name, self) != value}:

@@ -2,7 +2,7 @@
 
 A window takes one sample of each stratum, none larger than the largest of its stratum in any column. So a plan that
 holds the strata's largest samples, the worst case, holds whatever a window takes instead: one plan serves all windows
-of an epoch, and the number of its batches is known without a look at any window.
+of an epoch, and the number of its batches is known before any window is drawn.
 """
 
 from __future__ import annotations
