@@ -17,8 +17,12 @@ import pytest
 import torch
 from hypothesis import settings
 from pytest_timeout import Settings
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+try:
+    from sybil import Sybil
+    from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+except ImportError:  # a machine with a GPU may have only what -m gpu needs
+    Sybil = None  # type: ignore[assignment, misc]  # looked at below
 
 # No deadline: a busy machine makes single examples slow, which is no fault of the code. The same examples each time, so
 # that a change is judged by what it changes. The nightly run draws new ones.
@@ -35,7 +39,8 @@ torch.set_num_threads(1)
 # Every Python process that a test starts prints its stacks when it is aborted: see abort_children.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
-pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md"]).pytest()
+if Sybil is not None:
+    pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["README.md"]).pytest()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     options = config.option
+    if Sybil is None:  # nothing collects a page
+        config.args = [argument for argument in config.args if not argument.endswith("README.md")]
     if options.seed is None:
         options.seed = secrets.randbelow(2**32) if options.nightly else 0
     if options.nightly and not options.hypothesis_profile:
@@ -85,17 +92,33 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         running_test.clear()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With -m gpu, import only the modules that have such tests: others may need what is not installed there."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.option.seed} (again with --seed {config.option.seed})"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
-        if "nightly" in item.keywords and not config.option.nightly:
+        if "gpu" in item.keywords:  # drivers and libraries there warn of what nobody here can foresee
+            item.add_marker(pytest.mark.filterwarnings("default"))
+        long = "nightly" in item.keywords and not config.option.nightly
+        if long:
             item.add_marker(pytest.mark.skip(reason="long; run with --nightly"))
         # What starts a process may hang or fail where it is kept from it, and examples of a page build on one another.
-        elif config.option.fast and ("slow" in item.keywords or item.path.suffix == ".md"):
-            item.add_marker(pytest.mark.skip(reason="run without --fast"))
+        # Left out and not skipped: thousands of skips take seconds.
+        slow = long or "slow" in item.keywords or item.path.suffix == ".md"
+        (left_out if config.option.fast and slow else kept).append(item)
+    items[:] = kept
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

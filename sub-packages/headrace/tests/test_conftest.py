@@ -81,6 +81,7 @@ def run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7])
 def test_every_test_draws_from_the_seed_in_the_header(seed: int, tmp_path: Path) -> None:
     result = run(tmp_path, DRAWS, *([f"--seed={seed}"] if seed else []))
@@ -94,6 +95,7 @@ def test_every_test_draws_from_the_seed_in_the_header(seed: int, tmp_path: Path)
     assert re.findall(r"^drew (.*)$", result.stdout, re.MULTILINE) == 2 * [" ".join(map(str, expected))]
 
 
+@pytest.mark.slow
 def test_a_hang_ends_with_the_stacks_of_all_processes(tmp_path: Path) -> None:
     result = run(tmp_path, HANGS)
     said = result.stdout + result.stderr
