@@ -147,6 +147,7 @@ def test_what_was_learned_about_the_budget_goes_into_the_checkpoint(tmp_path: Pa
     assert again.guard.budget == rescue.guard.budget
 
 
+@pytest.mark.slow
 def test_two_ranks_under_ddp(tmp_path: Path) -> None:
     first, second = run_ranks(lightning_worker.main, 2, tmp_path)
     for name in ("forward", "backward", "optimizer"):

@@ -51,6 +51,7 @@ def row(text: str, name: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())[1:]
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_draws_strategies_side_by_side(lengths: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plans.png"
     ways = ["stratified", "packed"]
@@ -180,6 +181,7 @@ def test_few_shapes_and_what_they_cost(lengths: Path, capsys: pytest.CaptureFixt
     )
 
 
+@pytest.mark.slow
 def test_oversize_samples_are_counted(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = int((np.load(lengths) > 1000).sum())
     assert over > 0

@@ -183,6 +183,7 @@ def test_lists_that_hold_other_things_are_fields() -> None:
 # In loaders.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "collate",
     [

@@ -31,6 +31,7 @@ def meter() -> Iterator[PythonMeter]:
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_peaks_follow_the_work_and_cleanup_runs_each_time(meter: PythonMeter) -> None:
     cleaned: list[int] = []
     sizes = [10**5, 3 * 10**6, 10**6]
@@ -40,6 +41,7 @@ def test_peaks_follow_the_work_and_cleanup_runs_each_time(meter: PythonMeter) ->
     assert len(cleaned) == 3
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_named_and_left_out(meter: PythonMeter) -> None:
     cleaned: list[int] = []
 
@@ -61,6 +63,7 @@ def test_running_out_of_memory_is_named_and_left_out(meter: PythonMeter) -> None
     assert len(cleaned) == 4
 
 
+@pytest.mark.slow
 def test_libraries_run_out_of_memory_in_words_of_their_own(meter: PythonMeter) -> None:
     def work(n: int) -> int:
         if n > 5:

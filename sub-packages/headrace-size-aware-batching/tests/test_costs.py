@@ -51,6 +51,7 @@ def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
     assert calls == before
 
 
+@pytest.mark.slow
 def test_a_cost_is_evaluated_once_for_each_size_of_a_dataset_of_many() -> None:
     calls = 0
 

@@ -151,6 +151,7 @@ def test_steps_of_a_rank_are_counted_on_any_number_of_ranks(strategy: str) -> No
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [*MIXED, "bucketed"])
 def test_a_run_keeps_its_curriculum_when_the_number_of_ranks_changes(strategy: str) -> None:
     options: dict[str, Any] = {"strategy": strategy, "cost": "sum"}

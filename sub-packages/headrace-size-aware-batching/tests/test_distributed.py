@@ -28,6 +28,7 @@ def with_options(options: dict[str, Any]) -> DistributedSizeAwareBatchSampler:
     return DistributedSizeAwareBatchSampler(**arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_real_ranks_finish_two_epochs_in_step(world: int, tmp_path: Path) -> None:
     seen = run_ranks(rank_worker.train, world, tmp_path)  # the sampler is older than the process group
@@ -61,6 +62,7 @@ def numbers(batch: list[int]) -> list[int]:
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # torchdata calls it in its constructor
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on machines with fewer cores
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
@@ -127,6 +129,7 @@ def test_only_the_window_that_is_needed_is_asked_for(strategy: Strategy) -> None
     assert Counter(index for batch in sampler for index in batch) == Counter(order.positions.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_batch_by_its_number_plans_nothing_again(strategy: Strategy) -> None:
     order = Taken([(7 * position) % len(SIZES) for position in range(50_000)])

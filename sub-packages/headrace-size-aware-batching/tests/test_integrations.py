@@ -179,6 +179,7 @@ def test_a_state_of_a_loop_that_went_on_after_an_error_is_refused(workers: int) 
     del batches
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")
 def test_a_state_without_the_samplers_is_refused() -> None:
     def state(**options: Any) -> dict[str, Any]:

@@ -97,6 +97,7 @@ def test_every_rank_has_as_many_steps_and_nothing_is_lost(
     assert all(cost_of(batch, case[0], way[1]) <= case[1] for batches in ranks for batch in batches)
 
 
+@pytest.mark.slow
 @repeats
 @examples(30)
 @given(cases(), ways, windows, st.booleans(), st.integers(1, 16), st.integers(1, 16), st.data())

@@ -16,9 +16,11 @@ import torch
 import headrace.size_aware_batching as package
 from headrace.size_aware_batching import (
     BatchMemoryModel,
+    BlockwiseSizeAwareBatchSampler,
     BucketBatchSampler,
     BucketedBatching,
     DistributedSizeAwareBatchSampler,
+    MeasuredShapes,
     OOMEvent,
     OOMGuard,
     OOMReport,
@@ -92,12 +94,14 @@ MAKE: dict[str, Callable[[], Any]] = {
     "BatchMemoryModel": fitted,
     "BatchPlan": lambda: sampler().plan(),
     "BatchesOfStep": lambda: lightning_or_skip("BatchesOfStep")(3),
+    "BlockwiseSizeAwareBatchSampler": lambda: BlockwiseSizeAwareBatchSampler([[1, 2], [3]], 4, num_replicas=2, rank=1),
     "BucketBatchSampler": lambda: BucketBatchSampler(
         torch.arange(7), torch.tensor([0, 3, 7]), torch.utils.data.BatchSampler, {"batch_size": 2, "drop_last": False}
     ),
     "BucketedBatching": lambda: BucketedBatching(len, 12, shuffle=False),
     "Buckets": lambda: create_buckets(torch.tensor([1, 1, 2, 3, 3, 3, 12]), max_width=5, min_bucket_count=6),
     "DistributedSizeAwareBatchSampler": sampler,
+    "MeasuredShapes": lambda: MeasuredShapes(((8, 10), (4, 20)), (90, 95), 100.0, "reserved", 4, 0),
     "OOMEvent": lambda: OOMEvent(3, "forward", 8, "[8, 512]", 4096.0, "out of memory"),
     "OOMGuard": guard,
     "OOMReport": lambda: OOMReport(200, 3, 4, 2, 4096.0),

@@ -23,7 +23,7 @@ from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.prepared import prepare
 from headrace.size_aware_batching.testing import check_resumes
 
-SIZES = np.random.default_rng(0).integers(1, 100, 603)
+SIZES = np.random.default_rng(0).integers(1, 100, 303)
 PADDED: dict[str, Any] = {"strategy": "bucketed", "cost": "padded"}
 WORLDS = (1, 2, 3, 8)
 
@@ -222,6 +222,7 @@ def test_between_two_steps_the_rest_of_the_epoch_is_the_same_steps_on_other_rank
         assert rest == [samples_of(step) for step in of_all_ranks(world)[4:]]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:tail='split'. the last batches hold too few:UserWarning")
 @given(case=cases(), share=st.floats(1.0, 9.0), padded=st.booleans(), drops=st.booleans(), seed=st.integers(0, 3))
 @examples(30)
@@ -279,8 +280,9 @@ def test_the_global_batch_stays_when_the_number_of_ranks_changes() -> None:
 
 
 def test_the_ranks_of_a_micro_batch_have_like_work() -> None:
-    assert made(0, 8).report().imbalance < 1.02
-    assert made(0, 8, **PADDED).report().imbalance < 1.1
+    sizes = np.random.default_rng(0).integers(1, 100, 603)
+    assert made(0, 8, sizes=sizes).report().imbalance < 1.02
+    assert made(0, 8, sizes=sizes, **PADDED).report().imbalance < 1.1
     assert made(0, 8, work=half_as_much_work).report().imbalance < 1.02
 
 

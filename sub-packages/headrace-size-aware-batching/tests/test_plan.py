@@ -109,6 +109,7 @@ def test_co_occurrence_is_one_for_random_batches_and_many_for_equal_ones() -> No
 STEPS: dict[str, Any] = {"tokens_per_step": 1900, "num_replicas": 2, "rank": 0}
 
 
+@pytest.mark.slow
 def test_a_report_says_what_optimizer_steps_hold() -> None:
     sampler = DistributedSizeAwareBatchSampler(SIZES, 500, **STEPS)
     steps = sampler.report().optimizer_steps
@@ -138,6 +139,7 @@ def test_a_report_says_what_a_schedule_asks_for_in_an_epoch() -> None:
         assert steps.tokens_min <= steps.tokens_last <= steps.tokens_max
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, STEPS, {"strategy": "bucketed"}])
 def test_a_report_says_where_a_curriculum_stands(more: dict[str, Any]) -> None:
     sampler = DistributedSizeAwareBatchSampler(SIZES, 500, curriculum=80, **more)

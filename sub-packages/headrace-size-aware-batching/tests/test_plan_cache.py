@@ -46,12 +46,46 @@ def sizes_of(count: int, kind: type[np.generic] = np.uint16) -> NDArray[Any]:
 
 
 def batches(sizes: Any, directory: Path | None, epochs: int = 2, **options: Any) -> list[list[list[int]]]:
-    sampler = DistributedSizeAwareBatchSampler(sizes, 4096, num_replicas=1, rank=0, plan_cache=directory, **options)
     found = []
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        found.append(list(sampler))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "plan_cache has no effect")
+        sampler = DistributedSizeAwareBatchSampler(sizes, 4096, num_replicas=1, rank=0, plan_cache=directory, **options)
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            found.append(list(sampler))
     return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "told"),
+    [
+        (np.full(50, 7.5), {}, " with sizes of float64 of shape [50], up to 7.5, as it"),
+        (
+            np.full((50, 2), 7),
+            {"max_total_size": (64, 64)},
+            " with sizes of int64 of shape [50, 2], up to 7, as it",
+        ),
+        (
+            np.full(50, 2**20),
+            {"max_total_size": 2**22},
+            " with sizes of int64 of shape [50], up to 1,048,576, as it",
+        ),
+        (np.full(50, 7), {"strategy": "sequential"}, " with strategy='sequential', which sorts nothing"),
+    ],
+)
+def test_a_cache_without_effect_says_so_once(
+    tmp_path: Path, sizes: NDArray[Any], options: dict[str, Any], told: str
+) -> None:
+    given: dict[str, Any] = {"max_total_size": 64, "num_replicas": 1, "rank": 0, **options}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sampler = DistributedSizeAwareBatchSampler(sizes, plan_cache=tmp_path / "plans", **given)
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            assert sum(map(len, sampler)) == 50
+    (message,) = (str(warning.message) for warning in caught)
+    assert message.startswith(f"plan_cache has no effect{told}")
+    assert not (tmp_path / "plans").exists()
 
 
 def plan_file(directory: Path) -> Path:
@@ -68,6 +102,7 @@ def mapped(tmp_path: Path) -> Iterator[NDArray[Any]]:
         yield np.load(tmp_path / "sizes.npy", mmap_mode="r")
 
 
+@pytest.mark.slow
 @examples(40)
 @given(cases(), st.sampled_from(WAYS), st.sampled_from([np.uint16, np.int64, np.float64]))
 def test_batches_are_the_same_with_and_without_a_cache(
@@ -81,13 +116,15 @@ def test_batches_are_the_same_with_and_without_a_cache(
     budget = max(1, budget // 2) if "oversize" in way else budget
     options = {**way, "num_replicas": 2, "rank": "all"} | ({"work": np.arange(len(sizes))} if "work" in way else {})
     directory = tmp_path_factory.mktemp("plans")
-    plain, first, second = (
-        DistributedSizeAwareBatchSampler(sizes, budget, plan_cache=cache, **options)
-        for cache in (None, directory, str(directory))
-    )
-    assert plain.fingerprint == first.fingerprint == second.fingerprint
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*left out as larger|.*too few samples")
+        warnings.filterwarnings("ignore", "plan_cache has no effect")
+        plain, first, second = (
+            DistributedSizeAwareBatchSampler(sizes, budget, plan_cache=cache, **options)
+            for cache in (None, directory, str(directory))
+        )
+        assert plain.fingerprint == first.fingerprint == second.fingerprint
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*left out as larger|.*too few samples|plan_cache has no effect")
         for epoch in range(2):
             for sampler in (plain, first, second):
                 sampler.set_epoch(epoch)
@@ -180,6 +217,7 @@ def test_a_damaged_note_is_not_believed(tmp_path: Path, mapped: NDArray[Any]) ->
     assert batches(mapped, plans) == expected
 
 
+@pytest.mark.slow
 def test_damage_is_found_wherever_it_lies(tmp_path: Path) -> None:
     sizes = sizes_of(400)
     expected = batches(sizes, None, epochs=1)

@@ -23,6 +23,7 @@ def width(picture: Path) -> int:
     return int(struct.unpack(">I", content[16:20])[0])
 
 
+@pytest.mark.slow
 def test_each_plan_gets_a_column(tmp_path: Path) -> None:
     one = plan(range(1, 400), 500)
     draw({"": one}, tmp_path / "one.png")
@@ -66,6 +67,7 @@ def test_spread_is_one_where_all_ranks_work_alike_and_tells_them_apart_else() ->
     np.testing.assert_allclose(high + low, 2)
 
 
+@pytest.mark.slow
 def test_everything_but_drawing_does_without_matplotlib(tmp_path: Path) -> None:
     (tmp_path / "sizes.txt").write_text("1\n2\n3\n")
     code = """

@@ -174,6 +174,7 @@ EVENTS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [20, pytest.param(2000, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
 def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)

@@ -79,6 +79,7 @@ def test_work_larger_than_32_bits_and_not_whole_is_balanced() -> None:
     assert max(loads) <= 1.02 * np.mean(loads)
 
 
+@pytest.mark.slow
 @given(lengths_within_the_cap)
 def test_the_counted_number_of_partitions_stays_within_the_cap(lengths: list[int]) -> None:
     count = get_minimum_num_micro_batch_size(lengths, CAP)
@@ -96,6 +97,7 @@ def test_gpus_that_share_a_sequence_multiply_the_cap() -> None:
     assert get_minimum_num_micro_batch_size(lengths, CAP // 4, 2, 2) == get_minimum_num_micro_batch_size(lengths, CAP)
 
 
+@pytest.mark.slow
 @given(lengths_within_the_cap, st.integers(1, 8), st.integers(1, 4))
 def test_groups_hold_the_capacity_and_their_number_its_conditions(lengths: list[int], least: int, divisor: int) -> None:
     needed = -(-max(least, len(ffd_allocate(lengths, CAP, 1))) // divisor) * divisor
@@ -119,6 +121,7 @@ def test_groups_are_as_few_as_can_be_and_balanced() -> None:
     assert max(spread) <= 1.01 * np.mean(spread)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(1, CAP), min_size=24, max_size=40), min_size=1, max_size=4),
     st.integers(1, 5),

@@ -164,6 +164,7 @@ def test_a_callable_is_evaluated_once_for_each_index() -> None:
     assert read_sizes(Dataset(sizeof, 50)).tolist() == seen == list(range(50))
 
 
+@pytest.mark.slow
 def test_a_progress_bar_shows_up_only_when_it_takes_long(capfd: pytest.CaptureFixture[str]) -> None:
     read_sizes(Dataset(lambda index: index, 1000))
     assert capfd.readouterr().err == ""

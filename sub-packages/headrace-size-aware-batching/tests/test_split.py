@@ -61,6 +61,7 @@ def lengths_of(batch: Sequence[Any], sizes: Any) -> list[int]:
     return [stop - start for _, start, stop in (span(key, sizes) for key in batch)]
 
 
+@pytest.mark.slow
 @examples(75)
 @given(
     st.lists(st.integers(0, 400), min_size=1, max_size=60),
@@ -413,6 +414,7 @@ def tokens(batch: dict[str, Any]) -> list[int]:
 ALL = sorted(1000 * index + at for index, size in enumerate(SIZES.tolist()) for at in range(size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_delivers_every_token_once_at_its_position(workers: int) -> None:
     collate = PackedCollate(max_total_size=64)

@@ -212,6 +212,7 @@ def test_no_random_step_with_groups_or_long_samples_breaks_a_law(part: int, requ
     assert kept > count // 2
 
 
+@pytest.mark.slow
 @examples(75)
 @given(cases(), st.integers(1, 9), st.integers(1, 3), st.sampled_from(["micro_batch", "step"]), st.booleans())
 def test_each_sample_once_and_within_the_budget(case: Case, ranks: int, multiple: int, meet: Any, padded: bool) -> None:
@@ -272,6 +273,7 @@ def test_the_work_is_within_half_a_percent_of_the_bound(meet: Any, most: float) 
     assert worst <= 1.025
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meet", ["micro_batch", "step"])
 def test_small_steps_are_within_a_few_percent_of_the_best(meet: Any) -> None:
     generator = np.random.default_rng(0)

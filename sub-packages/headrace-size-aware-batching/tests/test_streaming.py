@@ -346,6 +346,7 @@ class Proteins(IterableDataset[Any]):
         return self.stage(torch.ones(length) for length in range(1 + first, 1 + self.count, step))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_in_a_loader_with_workers(workers: int) -> None:
     collate = PaddedCollate(return_mask=True)

@@ -90,6 +90,7 @@ def test_every_sample_once_in_equally_many_batches(
         assert step_by_step(batches) == list(range(count))
 
 
+@pytest.mark.slow
 @given(st.data(), st.integers(1, 200), sizes, worlds, worlds, st.sampled_from([None, Listed, Stretched]))
 def test_what_is_left_is_the_same_at_any_number_of_ranks(
     data: st.DataObject, count: int, size: int, world: int, then: int, order: type[Listed] | None

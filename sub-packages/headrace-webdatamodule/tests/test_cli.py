@@ -129,6 +129,7 @@ print(codes)
 CLOSED, FULL = (["bash", "-c", f'"$@" 2>{where}', "-"] for where in ("&-", "/dev/full"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [CLOSED, FULL], ids=["closed", "full"])
 def test_exit_codes_do_not_need_stderr(folder: Path, start: list[str]) -> None:
     stale = folder / "wdshards-000002.tar"
@@ -338,6 +339,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         assert done.stdout.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_faults_count_though_nobody_reads_them(folder: Path) -> None:
     damage(folder / "wdshards-000000.tar", 512)
     script = '"$@" | true; exit "${PIPESTATUS[0]}"'

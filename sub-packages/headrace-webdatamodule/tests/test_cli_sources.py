@@ -181,6 +181,7 @@ def test_files_that_are_no_fasta_are_refused(tmp_path: Path, name: str, data: by
 # LMDB
 
 
+@pytest.mark.slow
 def test_a_fasta_that_grows_many_times_warns_and_says_what_to_do(tmp_path: Path) -> None:
     def packed(name: str, records: int, letters: int) -> tuple[float, str]:
         source, out = tmp_path / f"{name}.fasta", tmp_path / name
@@ -289,6 +290,7 @@ def test_keys_are_checked_before_anything_is_written(tmp_path: Path) -> None:
     assert [sample["__key__"] for sample in IndexedShards(tmp_path / "out")] == ["a", "v1-2/b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--workers", "2"]])
 def test_ctrl_c_is_quiet_and_leaves_nothing_half(tmp_path: Path, words: list[str]) -> None:
     source, out = tmp_path / "a.fasta", tmp_path / "out"
@@ -327,6 +329,7 @@ if __name__ == "__main__":
     check_whole(out)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_process_starts_is_quiet(tmp_path: Path) -> None:
     """Any thread may receive the signal, those of numpy's libraries for example; the first one then interrupts."""
     source, out = tmp_path / "a.fasta", tmp_path / "out"
@@ -365,6 +368,7 @@ if __name__ == "__main__":
     check_whole(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], pytest.param(["--workers", "2"], marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_killed_run_is_completed_and_whole_shards_are_kept(tmp_path: Path, words: list[str], seed: int) -> None:
@@ -431,6 +435,7 @@ def test_what_was_kept_and_written_is_told(tmp_path: Path) -> None:
 # Keys of FASTA records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_fasta_ids_are_keys_if_asked_for(tmp_path: Path, workers: str) -> None:
     one, two = tmp_path / "a.fa", tmp_path / "b.fasta.gz"

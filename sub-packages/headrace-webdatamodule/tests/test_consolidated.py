@@ -190,6 +190,7 @@ consolidated.write_set_index(Path(sys.argv[1]), Manifest.load(sys.argv[1]), forc
 """
 
 
+@pytest.mark.slow
 def test_who_dies_while_writing_it_leaves_the_old_one(folder: Path) -> None:
     kept = (folder / SET_INDEX_NAME).read_bytes()
     assert subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False).returncode == 9

@@ -44,6 +44,7 @@ def as_wds2idx_writes(path: Path) -> str:
     return "".join(f"{line}\n" for line in (f"v1.2 {len(lines)}", *(" ".join(words) for words in lines.values())))
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.sampled_from(FORMATS), SAMPLES)
 def test_the_text_is_what_wds2idx_writes(tmp_path_factory: pytest.TempPathFactory, kind: int, samples: Given) -> None:

@@ -82,6 +82,7 @@ def flat(batches: list[list[int]]) -> list[int]:
     return sorted(sample for batch in batches for sample in batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fit_validate_test_and_predict(places: dict[Split, str], workers: int) -> None:
     model, data = Model(), module(places, workers=workers)
@@ -173,6 +174,7 @@ def test_unknown_stages(places: dict[Split, str]) -> None:
         module(places).setup("train")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_more_workers_than_shards(places: dict[Split, str]) -> None:
     model = Model()
@@ -264,6 +266,7 @@ def pickled(pickles: Path, **options: Any) -> PickledDataWDS:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pickles_are_packed_and_trained_on(pickles: Path, workers: int) -> None:
     model = Model()

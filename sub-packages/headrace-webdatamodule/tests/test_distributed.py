@@ -83,6 +83,7 @@ def state(folder: str, steps: int) -> dict[str, Any]:
     return loader.state_dict()
 
 
+@pytest.mark.slow
 @slow
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_one_plan_passes(folder: str, tmp_path: Path, workers: int) -> None:
@@ -183,6 +184,7 @@ def test_a_process_alone_agrees_with_itself() -> None:
     assert on_one_rank(lambda: 5) == 5
 
 
+@pytest.mark.slow
 @slow
 @pytest.mark.parametrize(("data_parallel", "tensor_parallel"), [(1, 2), (2, 2)])
 def test_tensor_parallel_ranks_get_the_same_batches(
@@ -205,6 +207,7 @@ def test_a_look_of_one_rank_waits_for_no_other(folder: str, tmp_path: Path) -> N
         assert sorted(key for rank in came for key in flat(rank[epoch])) == KEYS
 
 
+@pytest.mark.slow
 @slow
 @pytest.mark.parametrize("kind", ["indexed", "sized", "stream"])
 def test_looks_of_one_rank_before_in_and_after_a_fit(tmp_path: Path, kind: str) -> None:
@@ -307,6 +310,7 @@ def test_sizes_of_a_function_are_evaluated_by_one_rank(tmp_path: Path, place: st
     assert len(set(came)) == len(came)
 
 
+@pytest.mark.slow
 @slow
 def test_workers_are_forked_beside_the_threads_of_a_process_group(folder: str, tmp_path: Path) -> None:
     assert run_ranks(distributed_tasks.forked_beside_gloo, tmp_path, 2, folder, 5) == [50, 50]

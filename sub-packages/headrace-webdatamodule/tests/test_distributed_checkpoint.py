@@ -15,6 +15,7 @@ from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["save", "async_save"])
 def test_a_run_of_four_ranks_goes_on_with_two_and_with_six(tmp_path: Path, how: str) -> None:
     begun = run_ranks(checkpointing, tmp_path / "four", 4, str(tmp_path / how), how)

@@ -31,6 +31,7 @@ assert Split.train.value == "train"
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_every_public_name_is_there() -> None:
     script = """
 import headrace.webdatamodule as package
@@ -41,6 +42,7 @@ for name in package.__all__:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_loader_needs_neither_lightning_nor_webdataset() -> None:
     script = """
 import sys
@@ -69,6 +71,7 @@ def test_the_adapter_of_grain_says_what_to_install(monkeypatch: pytest.MonkeyPat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "url", "told"),
     [

@@ -29,6 +29,7 @@ def test_the_length_is_that_of_the_epoch_whatever_was_delivered(folder: Path, ki
         assert number == length == len(loader)
 
 
+@pytest.mark.slow
 @kinds
 def test_every_epoch_is_whole_and_the_same_again(folder: Path, kind: str) -> None:
     loader = KINDS[kind](folder)

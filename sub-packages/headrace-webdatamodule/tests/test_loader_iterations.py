@@ -60,6 +60,7 @@ LOOKED = [(kind, 0) for kind in KINDS] + [("bare", 2)]
 MORE = [pytest.param(kind, 2, marks=pytest.mark.nightly) for kind in KINDS if kind != "bare"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "workers"), [*LOOKED, *MORE])
 def test_a_look_while_a_loop_is_under_way_counts_for_nothing(folder: Path, kind: str, workers: int) -> None:
     loader = KINDS[kind](folder, num_workers=workers)

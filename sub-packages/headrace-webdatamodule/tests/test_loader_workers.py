@@ -137,6 +137,7 @@ def test_prefetching_is_for_workers_only(folder: Path) -> None:
     assert len(list(plain(folder, prefetch_factor=3))) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_workers_that_are_not_forked(folder: Path, context: str) -> None:
     loader = plain(folder, num_workers=1, multiprocessing_context=context)

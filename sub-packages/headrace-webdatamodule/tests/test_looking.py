@@ -172,6 +172,7 @@ LOOKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "workers", "look"), LOOKED)
 def test_a_look_moves_nothing(folder: Path, closing: Callable[..., Any], make: Make, workers: int, look: str) -> None:
     looks = LOOKS[look]
@@ -220,6 +221,7 @@ COPIED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "workers", "how"), COPIED)
 def test_a_copy_continues_at_the_position_and_leaves_the_original_its_own(
     folder: Path, closing: Callable[..., Any], make: Make, workers: int, how: str

@@ -68,6 +68,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @given(MANIFESTS)
 def test_a_manifest_comes_back_from_its_text(manifest: Manifest) -> None:
     again = Manifest.from_json(manifest.to_json())
@@ -77,6 +78,7 @@ def test_a_manifest_comes_back_from_its_text(manifest: Manifest) -> None:
     assert again.n_samples == sum(shard.samples for shard in manifest.shards)
 
 
+@pytest.mark.slow
 @given(MANIFESTS, MANIFESTS)
 def test_the_fingerprint_tells_manifests_apart(one: Manifest, other: Manifest) -> None:
     assert (one.fingerprint == other.fingerprint) == (one == other)
@@ -151,6 +153,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_manifest(folder: Path) -> None:
     for moment in range(5):
         with subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE) as writer:
@@ -285,6 +288,7 @@ add_column(sys.argv[1], sys.argv[2], range(10))
 """
 
 
+@pytest.mark.slow
 def test_columns_of_several_processes_are_all_there(folder: Path) -> None:
     names = ["a", "b", "c"]
     words = [[sys.executable, "-c", ADDING, str(folder), name] for name in names]
@@ -437,6 +441,7 @@ def test_a_part_of_a_set_is_not_taken_for_all_of_it(begun: Path) -> None:
     assert sorted(path.name for path in begun.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "code"), [("info", 2), ("index", 2), ("verify", 1), ("ls", 2)])
 def test_commands_name_the_same_cure(begun: Path, command: str, code: int) -> None:
     done = subprocess.run([*COMMAND, command, str(begun)], capture_output=True, text=True, check=False)

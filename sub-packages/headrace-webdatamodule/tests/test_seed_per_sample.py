@@ -114,6 +114,7 @@ def draws_of(dataset: Any, world: int = 1, **options: Any) -> Draws:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DATASETS)
 def test_a_sample_has_the_same_random_numbers_everywhere(folder: Path, kind: str) -> None:
     dataset = DATASETS[kind](folder)
@@ -130,6 +131,7 @@ def test_of_another_seed_they_are_others() -> None:
     assert not set(draws_of(Augmented()).values()) & set(draws_of(Augmented(), seed=6).values())
 
 
+@pytest.mark.slow
 def test_by_step_they_depend_on_step_and_rank() -> None:
     """So what is compared above does differ without it."""
     dataset = Globals()

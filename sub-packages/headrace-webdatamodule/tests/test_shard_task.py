@@ -31,6 +31,7 @@ SAMPLES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(SAMPLES)
 def test_webdataset_reads_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]]

@@ -73,6 +73,15 @@ def test_a_column_comes_first(folder: Path) -> None:
     assert size(folder, "both").shape == (COUNT, 2)
 
 
+def test_a_large_column_is_the_map_of_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_column(folder, "tokens", np.arange(COUNT))
+    monkeypatch.setattr("headrace.webdatamodule.shards.index.manifest._READ_BYTES", 0)  # from which size it is mapped
+    found = size(folder, "tokens")
+    assert isinstance(found.base, np.memmap)
+    assert not found.flags.writeable
+    assert found.tolist() == list(range(COUNT))
+
+
 def test_a_name_of_neither_is_told_what_there_is(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"'length' is neither .* no columns and the members \['json', 'txt'\]"):
         size(folder, "length")

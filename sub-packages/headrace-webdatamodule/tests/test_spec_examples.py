@@ -112,6 +112,7 @@ def web_data_module(dirs_of_tar_files: dict[Split, str], n_samples: dict[Split, 
     )
 
 
+@pytest.mark.slow
 def test_web_data_module_for_fit(tmp_path: Path) -> None:
     n_samples = {Split.train: 1000, Split.val: 100}
     data_module = web_data_module(split_directories(tmp_path, n_samples, "shards"), n_samples)

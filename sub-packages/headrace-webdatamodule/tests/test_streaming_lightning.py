@@ -198,6 +198,7 @@ def test_overfitting_takes_the_same_batches_in_every_epoch(shards: Path, tmp_pat
 AT_EDGES = (0, 1, 4, 5, 9, 10, 14)  # of the epochs, and one within
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "workers"),
     [*(pytest.param(at, 0, marks=() if at in AT_EDGES else pytest.mark.nightly) for at in range(WHOLE)), (7, 1)],
@@ -548,6 +549,7 @@ def test_a_group_of_accumulated_gradients_begins_anew(
     assert trainer.global_step == len(groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "workers"), [(5, 0), (12, 2)])
 def test_a_signal_to_end_in_the_middle_of_a_group(
     shards: Path, tmp_path: Path, grouped: tuple[list[list[list[int]]], Path], batch: int, workers: int
@@ -576,6 +578,7 @@ class Looking(Callback):
         trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "persistent"),
     [

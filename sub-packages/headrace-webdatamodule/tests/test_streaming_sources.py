@@ -288,6 +288,7 @@ def test_shards_are_shared_whole_when_asked_for(tmp_path: Path) -> None:
     assert [set(flat(rank)) for rank in ranks] == [{0, 1, 2, 3}, {6, 7}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
 def test_started_workers_know_their_rank(tmp_path: Path, context: str) -> None:
     """webdataset's own split asks in the worker, where a spawned process finds nothing."""

@@ -132,6 +132,7 @@ def test_each_cut_is_found(kind: int, step: int) -> None:
             assert sum(1 for _ in walk(data[:length])) == 3
 
 
+@pytest.mark.slow
 def test_each_flipped_bit_of_a_header_is_found_there() -> None:
     data = tar([("a.txt", b"1" * 700), ("b.txt", b"2")])
     at = list(walk(data))[1].start

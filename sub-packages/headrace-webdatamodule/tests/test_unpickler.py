@@ -73,6 +73,7 @@ nested = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(nested, st.sampled_from(PROTOCOLS))
 def test_data_loads_as_pickle_loads_it(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)

@@ -26,6 +26,7 @@ write_shards([("a", {"t": b"x"}), ("b", {"t": b"y"})], sys.argv[1], n_shards=2, 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [".headrace.lock", "shard.plan.json", ".shard-000000.tar.0-ab.part"])
 def test_a_fifo_in_the_way_keeps_nobody_waiting(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

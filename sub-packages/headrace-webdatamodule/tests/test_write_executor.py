@@ -10,7 +10,8 @@ import subprocess
 import sys
 import termios
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,30 @@ def test_a_dask_cluster_of_processes_over_tcp(tmp_path: Path) -> None:
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert parts(tmp_path / "c") == []
     assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+@pytest.mark.filterwarnings("default")  # what a cluster warns of is its own
+def test_a_ray_cluster_through_an_executor_of_one_method(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+
+    class RayExecutor(Executor):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+            made: Future[Any] = ray.remote(lambda: function(*args, **options)).remote().future()
+            return made
+
+    write_shards(some(50), tmp_path / "a", n_shards=5, workers=1)
+    ray.init(num_cpus=2, include_dashboard=False)
+    try:
+        write_shards(some(50), tmp_path / "b", n_shards=5, executor=RayExecutor())
+        bad: Any = [*some(50), ("last", {"txt": "no bytes"})]
+        with pytest.raises(ShardError, match=r"must be bytes, got str"):
+            write_shards(bad, tmp_path / "c", n_shards=5, executor=RayExecutor())
+    finally:
+        ray.shutdown()
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert not (tmp_path / "c" / "manifest.json").exists()
+    write_shards([*some(50), ("last", {"txt": b"bytes"})], tmp_path / "c", n_shards=5)  # what was left is no obstacle
+    assert verify_shards(tmp_path / "c") == []
 
 
 def test_a_small_set_starts_no_processes(tmp_path: Path) -> None:

@@ -213,6 +213,7 @@ def test_steps_of_tokens_have_full_batches(folder: Path, capsys: pytest.CaptureF
 # -- Input and output ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_of_the_command(folder: Path) -> None:
     words = ["web=web.txt", "books=books.npy", "--weights", "web=3", "books=1", "--tokens", "400_000"]
     words += ["--max-passes", "books=1", "--batch-size", "4", "--num-replicas", "2"]
@@ -285,6 +286,7 @@ def test_a_config_in_yaml(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert out["tokens"] == 100_000
     config = {name: value for name, value in out.items() if name != "report"}
     assert reported(capsys, config) == out["report"]
+    assert "first weight" in printed(capsys, "--config", "mixture.yaml")  # a schedule changes it
     Path("mixture.yaml").write_text("sources: [")
     assert "mixture.yaml: it is not YAML" in refused(capsys, "--config", "mixture.yaml")
 
@@ -468,6 +470,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["web=5", "--weights", "web=1", "--samples", "5"]) == 130
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_is_no_error(tmp_path: Path) -> None:
     sources = {f"source{number}": 1000 + number for number in range(2000)}
     weights = dict.fromkeys(sources, 1)

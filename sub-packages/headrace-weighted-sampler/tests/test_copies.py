@@ -183,6 +183,7 @@ def test_the_workers_of_a_copy_learn_of_a_new_epoch(copied: Callable[[Any], Any]
         assert [tuple(item) for item in loader] == list(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("through", "method"),
     [

@@ -77,6 +77,7 @@ def test_weights_may_be_an_array_or_a_tensor(weights: Any) -> None:
     assert list(islice(one, 1100)) == list(islice(two, 1100))
 
 
+@pytest.mark.slow
 @given(SEEDS, EPOCHS)
 def test_sources_of_weight_zero_are_never_touched_and_change_nothing(seed: int, epoch: int) -> None:
     class Forbidden(Again[str]):
@@ -105,6 +106,7 @@ def test_streams_of_different_seeds_epochs_ranks_and_workers_agree_by_chance_onl
     assert abs(same - 256) <= 120  # the deviation by chance is 14
 
 
+@pytest.mark.slow
 @given(SEEDS, st.lists(st.integers(0, 2**50), min_size=1, max_size=20))
 def test_the_source_at_a_position_does_not_depend_on_what_was_asked_before(seed: int, positions: list[int]) -> None:
     stages = [Stage(0, (5, 3, 2)), Stage(500, (0, 1, 1))]
@@ -131,6 +133,7 @@ def reference(lists: Sequence[Sequence[T]], order: Iterator[int], stopping: Stop
     return out
 
 
+@pytest.mark.slow
 @given(st.data(), st.sampled_from([rule for rule in STOP_RULES if rule != "drop_exhausted"]), SEEDS)
 def test_each_rule_stops_where_a_plain_reference_does(data: st.DataObject, stopping: Stopping, seed: int) -> None:
     sizes = data.draw(st.lists(st.integers(int(stopping != "first_exhausted"), 40), min_size=1, max_size=5))

@@ -56,6 +56,7 @@ def test_an_error_in_a_worker_says_where() -> None:
     stream._shutdown_workers()  # type: ignore[attr-defined]  # the garbage collector would wait for them for five seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_ranks_and_their_workers_have_exact_shares_and_orders_of_their_own(tmp_path: Path, method: str) -> None:
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
@@ -103,6 +104,7 @@ def keys(loader: Iterable[dict[str, Any]], most: int | None = None) -> list[str]
     return [sample["__key__"] for sample in islice(loader, most)]
 
 
+@pytest.mark.slow
 @UNCLOSED
 @COLLECTED
 def test_tar_streams_are_mixed_exactly_in_two_workers(tmp_path: Path) -> None:

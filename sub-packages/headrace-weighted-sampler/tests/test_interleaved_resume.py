@@ -21,6 +21,7 @@ SEEDS = st.integers(0, 2**64 - 1)
 IGNORE_TORCHDATA = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 
+@pytest.mark.slow
 @IGNORE_SKIPS
 @given(st.data(), st.sampled_from(list(STOP_RULES)), SEEDS, st.integers(0, 5), st.booleans())
 def test_a_state_saved_anywhere_gives_the_exact_remainder(
@@ -58,6 +59,7 @@ def _state_at(dataset: InterleavedDataset[Item], epoch: int, position: int) -> M
     return stream.state_dict()
 
 
+@pytest.mark.slow
 @IGNORE_SKIPS
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.sampled_from(KINDS))
 def test_resuming_again_and_again_gives_the_whole(steps: list[int], kind: Kind) -> None:

@@ -30,6 +30,7 @@ def mixtures(draw: st.DrawFn) -> Weights:
     return {bounds: draw(ratios) for bounds in pairwise(cuts)}
 
 
+@pytest.mark.slow
 @given(mixtures(), SEEDS, st.integers(0, 2**40))
 def test_each_range_gets_exactly_its_draws(weights: Weights, seed: int, epoch: int) -> None:
     drawn = order(weights, seed, epoch)
@@ -37,6 +38,7 @@ def test_each_range_gets_exactly_its_draws(weights: Weights, seed: int, epoch: i
         assert np.count_nonzero((drawn >= begin) & (drawn < end)) == -(-(end - begin) * ratio // 1)
 
 
+@pytest.mark.slow
 @given(mixtures(), SEEDS)
 def test_no_sample_is_a_whole_pass_ahead_of_another(weights: Weights, seed: int) -> None:
     drawn = Counter(np.concatenate([order(weights, seed, epoch) for epoch in range(4)]).tolist())
@@ -45,6 +47,7 @@ def test_no_sample_is_a_whole_pass_ahead_of_another(weights: Weights, seed: int)
         assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.slow
 @given(mixtures(), SEEDS, st.integers(1, 3000), st.integers(0, 3000))
 def test_every_sample_comes_before_any_comes_again(weights: Weights, seed: int, length: int, change: int) -> None:
     later = dict(zip(weights, reversed(weights.values()), strict=True))
@@ -79,6 +82,7 @@ def test_ranks_and_passes_follow_the_global_sequence(world: int) -> None:
             assert len(np.unique(one_pass)) == len(one_pass)
 
 
+@pytest.mark.slow
 @given(mixtures(), SEEDS, st.integers(0, 2**40))
 def test_a_range_does_not_depend_on_the_others(weights: Weights, seed: int, epoch: int) -> None:
     drawn = order(weights, seed, epoch)

@@ -220,6 +220,7 @@ def test_the_sequence_is_pinned() -> None:
     assert SourceEpochs(10**6, 11)(np.arange(999_998, 1_000_002)).tolist() == [293238, 259551, 358947, 330578]
 
 
+@pytest.mark.slow
 @given(SIZES, WORDS, st.integers(0, 2**61), st.lists(st.integers(0, 2**20), min_size=1, max_size=60))
 def test_what_was_asked_before_changes_nothing(size: int, key: int, far: int, steps: list[int]) -> None:
     draws = far + np.cumsum(steps)

@@ -60,6 +60,7 @@ def test_something_else_is_refused_by_name() -> None:
         plot_mixture(WeightedDistributedSampler(range(9), {(0, 9): 1}))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_without_matplotlib_all_but_the_picture_works() -> None:
     code = """
 import sys

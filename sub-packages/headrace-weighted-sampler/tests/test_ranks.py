@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from headrace.weighted_sampler import InterleavedDataset, WeightedDistributedSampler
 
 
+@pytest.mark.slow
 @given(st.integers(1, 700), st.integers(0, 700), st.integers(1, 16), st.booleans())
 def test_the_ranks_share_the_rest_of_an_epoch_in_turn(length: int, start: int, world: int, drop_last: bool) -> None:
     options: dict[str, Any] = {"epoch_length": length + world, "drop_last": drop_last, "seed": 1}
@@ -123,6 +124,7 @@ def test_workers_of_a_mesh_know_their_rank(method: str) -> None:
     assert list(loader) == list(dataset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_processes_deliver_the_epoch_together(tmp_path: Path, world: int) -> None:
     interface = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}

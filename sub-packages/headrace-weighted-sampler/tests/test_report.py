@@ -25,6 +25,7 @@ def samplers(world: int, drop_last: bool, epoch: int = 0) -> list[WeightedDistri
     return made
 
 
+@pytest.mark.slow
 @given(st.integers(1, 16), st.booleans(), st.integers(0, 9))
 def test_delivered_is_what_the_ranks_yield(world: int, drop_last: bool, epoch: int) -> None:
     ranks = samplers(world, drop_last, epoch)
@@ -108,6 +109,20 @@ def test_dropped_sources_deliver_the_tokens_that_they_have() -> None:
     report = WeightedDistributedSampler(range(150), {(0, 100): 3, (100, 150): 1}, **options).report()
     assert [line.token_share for line in report.sources] == pytest.approx([1 / 3, 2 / 3])
     assert report.deviation is None
+
+
+@pytest.mark.parametrize("options", [{}, {"per": "token", "sizes": [3] * 20}])
+def test_the_heading_says_of_when_a_changing_weight_is(options: dict[str, Any]) -> None:
+    both = NamedConcatDataset({"a": range(10), "b": range(10)})
+    sampler = WeightedDistributedSampler(
+        both, {"a": 1, "b": 0}, epoch_length=100, schedule=[(150, {"a": 1, "b": 4})], **options
+    )
+    heads: list[Any] = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        report = sampler.report()
+        heads.append((str(report).splitlines()[1].split("  ")[2].strip(), report.sources[1].weight))
+    assert heads == [("weight", 0), ("first weight", 0), ("weight", 4)]
 
 
 def test_a_schedule_shows_in_the_report() -> None:
@@ -198,6 +213,7 @@ def test_the_report_of_nested_weights_is_a_tree() -> None:
     assert report.tree[0].share == pytest.approx(0.7)
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_optional_module() -> None:
     code = """
 import sys, headrace.weighted_sampler

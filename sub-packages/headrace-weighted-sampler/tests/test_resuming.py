@@ -60,6 +60,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state of its own:UserWarning")  # lists are read again
 @pytest.mark.parametrize("cuts", [10, pytest.param(100, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES)
@@ -169,6 +170,7 @@ for rank in range(2):
 """
 
 
+@pytest.mark.slow
 def test_ranks_come_from_torchruns_environment_until_there_is_a_process_group() -> None:
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{BEFORE_THE_GROUP}"]
     done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)

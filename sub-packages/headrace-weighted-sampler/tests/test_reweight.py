@@ -28,6 +28,7 @@ def by_tokens(**options: Any) -> WeightedDistributedSampler:
     return mixture(per="token", sizes=SIZES, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [mixture, by_tokens])
 @examples(20)
 @given(

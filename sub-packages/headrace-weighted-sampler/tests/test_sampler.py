@@ -46,6 +46,7 @@ def deal(ranks: list[WeightedDistributedSampler]) -> list[int]:
     return [index for step in zip(*ranks, strict=True) for index in step]
 
 
+@pytest.mark.slow
 @given(weightings(), WORLDS, SEEDS, EPOCHS)
 def test_padded_ranks_deliver_the_epoch_and_then_its_beginning(
     weights: dict[tuple[int, int], float], world: int, seed: int, epoch: int
@@ -61,6 +62,7 @@ def test_padded_ranks_deliver_the_epoch_and_then_its_beginning(
     assert ranks[0].dropped().size == 0
 
 
+@pytest.mark.slow
 @given(weightings(), WORLDS, SEEDS, EPOCHS)
 def test_ranks_that_drop_deliver_a_beginning_of_the_epoch(
     weights: dict[tuple[int, int], float], world: int, seed: int, epoch: int
@@ -97,6 +99,7 @@ def test_the_same_seed_and_epoch_give_the_same_order(
     assert list(one) == list(one) == list(two)
 
 
+@pytest.mark.slow
 @given(weightings(), WORLDS, WORLDS, EPOCHS, st.data())
 def test_resuming_anywhere_at_any_world_size_gives_the_exact_remainder(
     weights: dict[tuple[int, int], float], world: int, new_world: int, epoch: int, data: st.DataObject

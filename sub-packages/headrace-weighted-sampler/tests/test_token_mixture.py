@@ -150,6 +150,7 @@ def test_any_position_is_worked_out_alone(mix: Mixed, epoch: int, data: st.DataO
         assert alone.take(start + place, start + place + 1).tolist() == [together[place]]
 
 
+@pytest.mark.slow
 @examples(20)
 @given(mixed(), st.integers(1, 9), st.integers(1, 9), st.integers(0, 3), st.data())
 def test_ranks_and_resumed_runs_deliver_the_global_sequence(
@@ -171,6 +172,7 @@ def test_ranks_and_resumed_runs_deliver_the_global_sequence(
     assert in_steps((index for step in zip(*ranks, strict=True) for index in step), later) == in_steps(padded, later)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(mixed(most=4), st.lists(st.integers(1, 2900), min_size=1, max_size=3, unique=True), st.data())
 def test_a_schedule_makes_up_for_the_stage_before(mix: Mixed, starts: list[int], data: st.DataObject) -> None:
@@ -218,6 +220,7 @@ def test_the_deviation_of_a_later_epoch_counts_where_it_begins(seed: int) -> Non
         assert found == pytest.approx(worst, abs=1e-9)
 
 
+@pytest.mark.slow
 @examples(40)
 @given(mixed(most=5), st.integers(0, 2), st.integers(1, 7), st.booleans())
 def test_the_report_counts_tokens_exactly(mix: Mixed, epoch: int, world: int, drop_last: bool) -> None:

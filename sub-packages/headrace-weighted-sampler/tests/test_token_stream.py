@@ -51,6 +51,7 @@ def off_by(items: list[Item], weights: list[int]) -> float:
 MIXTURES = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @given(MIXTURES, st.integers(0, 2**64 - 1))
 def test_after_any_item_each_source_has_its_share(mixture: list[tuple[int, int]], seed: int) -> None:
     weights, largest = map(list, zip(*mixture, strict=True))
@@ -64,6 +65,7 @@ def test_many_sources_and_rare_ones(weights: list[int]) -> None:
     assert off_by(items, weights) <= 2
 
 
+@pytest.mark.slow
 @given(MIXTURES, st.integers(0, 200))
 def test_a_state_goes_on_exactly(mixture: list[tuple[int, int]], cut: int) -> None:
     weights, largest = map(list, zip(*mixture, strict=True))

@@ -24,12 +24,14 @@ def test_ratio_counts_are_exact_for_every_decimal(size: int, digits: int, places
     assert shares.epoch_length == sum(shares.weights)
 
 
+@pytest.mark.slow
 @given(st.lists(st.fractions(0, 100, max_denominator=12), min_size=1, max_size=8).filter(any))
 def test_small_proportions_are_kept_exactly(shares: list[Fraction]) -> None:
     weights = integer_weights(shares)
     assert [Fraction(weight, sum(weights)) for weight in weights] == [share / sum(shares) for share in shares]
 
 
+@pytest.mark.slow
 @given(st.lists(st.fractions(0, 1), min_size=2, max_size=8).filter(any))
 def test_other_proportions_are_off_by_one_in_two_to_the_31(shares: list[Fraction]) -> None:
     weights = integer_weights(shares)

@@ -217,6 +217,7 @@ class Oracle:
     def _begin_epoch(self) -> None:
         self._came: Counter[int] = Counter()
         self._skipped: set[int] = set()
+        self._dropped: set[int] = set()  # where a life ended with the epoch
         self._padded = False
         self._most = self._world
         self.epoch += 1
@@ -235,6 +236,7 @@ class Oracle:
                     self.state = line["state"]
         if self._n < life.n:
             self._padded = False
+        self._dropped |= self._may_be_dropped(self._left())
         self._n, self._world, self._options = life.n, life.world, life.options
         self._most = max(self._most, self._world)
         stop = max(steps) + 1 if end is None else end
@@ -298,13 +300,20 @@ class Oracle:
         self.check(not self._skipped & set(new), f"step {number} has {self._skipped & set(new)}, which were skipped")
         self._came.update(new)
 
+    def _left(self) -> set[int]:
+        """Samples that the epoch has not delivered."""
+        return set(range(self._n)) - self._came.keys() - self._skipped - self.excluded
+
+    def _may_be_dropped(self, left: set[int]) -> set[int]:
+        """All or none of these, as the options and the number of ranks that held last allow it."""
+        by_size = self._options.get("tail") == "drop" and SIZES[sorted(left)].sum() <= 300 * (self._most - 1)
+        by_count = self._options.get("drop_last") and len(left) < 9 * self._most
+        return left if by_size or by_count else set()
+
     def _end_epoch(self) -> None:
         repeated = {index for index, count in self._came.items() if count > 1}
-        lost = set(range(self._n)) - self._came.keys() - self._skipped - self.excluded
-        if self._options.get("tail") == "drop" and SIZES[sorted(lost)].sum() <= 300 * (self._most - 1):
-            lost = set()
-        if self._options.get("drop_last") and len(lost) < 9 * self._most:
-            lost = set()
+        left = self._left() - self._dropped
+        lost = left - self._may_be_dropped(left)
         unknown = self._came.keys() - set(range(self._n))
         self.lost += len(lost)
         self.repeated += len(repeated)

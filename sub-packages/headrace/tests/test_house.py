@@ -95,6 +95,7 @@ def test_every_planted_import_is_found(copy: Path) -> None:
         assert f"planted{number} -> " in result.stdout, (planted, result.stdout)
 
 
+@pytest.mark.slow
 def test_an_import_cycle_is_found_and_the_tree_has_none(copy: Path) -> None:
     clean = lint_imports(copy)
     assert clean.returncode == 0, clean.stdout + clean.stderr

@@ -88,6 +88,7 @@ def test_a_dataset_is_opened_late_and_pickled_without_its_file(
     assert text(copy[7]) == sequences[7][:50] == text(dataset[7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "workers"),
     [("fork", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.nightly)],  # each imports torch anew

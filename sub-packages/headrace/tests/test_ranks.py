@@ -132,6 +132,7 @@ Path(os.environ["RANK"]).write_text(json.dumps([before, after]))
 """
 
 
+@pytest.mark.slow
 def test_ranks_are_the_same_before_and_in_the_process_group(tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)

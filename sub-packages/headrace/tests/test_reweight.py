@@ -4,7 +4,6 @@ import copy
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reweight_worker import BATCHES, LENGTH, MIXTURES, SIZES, WEIGHTS, N, loader, mixture
 from runs import run_script, torchrun
+from simulated_run import SimulatedRun
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
@@ -24,41 +24,25 @@ def named(key: Any) -> Any:
     return key if isinstance(key, int) else (key.index, key.start)
 
 
-class Run:
-    """A run on simulated ranks, and what it delivered, counted with no help of the record."""
+class Run(SimulatedRun):
+    """A run whose weights change, and what it delivered, counted with no help of the record."""
 
     def __init__(self, kind: str, mixed: str, world: int, workers: int = 0) -> None:
-        self.kind, self.mixed, self.world, self.workers, self.epoch = kind, mixed, world, workers, 0
-        self.ranks = self.make()
-        self.log: list[list[list[Any]]] = []
-        self.delivered = Counter[Any]()
+        self.kind, self.mixed, self.world, self.workers = kind, mixed, world, workers
         self.steps: list[tuple[int, Counter[Any]]] = []  # of this epoch: the number of a step, and its new samples
         self.schedule: list[tuple[int, Any]] = []
         self.felt: list[tuple[int, int]] = []  # draws, and steps
         self.out = set[int]()
+        super().__init__()
 
     def make(self) -> list[ResumableLoader]:
         ranks = range(self.world)
         return [loader(self.kind, self.mixed, self.workers, num_replicas=self.world, rank=rank) for rank in ranks]
 
-    def state(self) -> dict[str, Any]:
-        states = [json.loads(json.dumps(rank.state_dict())) for rank in self.ranks]
-        assert all(state == states[0] for state in states)
-        return dict(states[0])
-
-    def step(self, iterators: list[Iterator[Any]]) -> bool:
-        before = self.state()["batch_sampler"]["position"]
-        batches = [next(iterator, None) for iterator in iterators]
-        if None in batches:
-            assert not any(batches)
-            self.end()
-            return False
-        self.log.append(batches)  # type: ignore[arg-type]  # no None
-        new = [named(key) for batch in self.log[-1] for key in batch]
-        new = new[: self.state()["batch_sampler"]["position"] - before]  # without repeats
+    def delivered_by_step(self, new: list[Any]) -> None:
+        new = [named(key) for key in new]
         assert self.out.isdisjoint(self.samples(new))
         self.steps.append((len(self.log) - 1, Counter(new)))
-        return True
 
     @staticmethod
     def samples(keys: Any) -> set[int]:
@@ -131,10 +115,6 @@ class Run:
         self.ranks = self.make()
         for rank in self.ranks:
             rank.load_state_dict(state)
-
-    def close(self) -> None:
-        for rank in self.ranks:
-            rank.close()
 
     def check_past(self) -> None:
         state = self.state()
@@ -225,6 +205,7 @@ def test_other_weights_on_one_rank_are_an_error_on_every_rank(tmp_path: Path) ->
     assert len(first["came"]) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["equal", "stratified"])
 def test_an_epoch_that_begins_anew_keeps_the_weights(kind: str) -> None:
     one = loader(kind, num_replicas=1, rank=0)
@@ -239,6 +220,7 @@ def test_an_epoch_that_begins_anew_keeps_the_weights(kind: str) -> None:
     ], "before the draw nothing is another"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["equal", "stratified"])
 def test_copies_and_looks_have_the_weights_and_move_nothing(kind: str) -> None:
     one = loader(kind, num_replicas=1, rank=0)

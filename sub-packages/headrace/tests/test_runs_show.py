@@ -427,6 +427,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacks", ["webdatamodule", "size_aware_batching"])
 def test_one_package_alone_is_enough_for_its_states(tmp_path: Path, lacks: str) -> None:
     states = {
@@ -444,6 +445,7 @@ def test_one_package_alone_is_enough_for_its_states(tmp_path: Path, lacks: str) 
             assert f"pip install headrace-{lacks.replace('_', '-')}" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_is_no_error(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.pt", batches=DistributedBatchSampler(10**6, 100_000, num_replicas=8, rank=0))
     words = [sys.executable, "-m", "headrace.runs", "show", str(path), "--step", "0", "--num-replicas", "8"]
@@ -457,6 +459,7 @@ def test_a_reader_that_stops_is_no_error(tmp_path: Path) -> None:
         assert running.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_module(tmp_path: Path, command: Command) -> None:
     batches = equal_batches(num_replicas=2, rank=0)
     path = saved(tmp_path / "x.pt", batches=batches)

@@ -52,6 +52,7 @@ def tokens(batches: Any) -> Counter[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_resumes_inside_a_document_on_other_ranks(workers: int) -> None:
     def loaders(world: int) -> list[ResumableLoader]:

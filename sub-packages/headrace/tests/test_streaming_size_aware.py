@@ -52,6 +52,7 @@ def as_it_is(batch: object) -> object:
     return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("stage", STAGES)
@@ -70,6 +71,7 @@ def test_equal_steps_within_the_budget(shards: Path, stage: str, workers: int, i
     assert bytes_seen > 0.75 * BUDGET * WORLD * steps
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_left(shards: Path) -> None:
     whole = [*(loader := module(shards, "bucketed", 30, 2).train_dataloader()), *loader]
     first, resumed = module(shards, "bucketed", 30, 2), module(shards, "bucketed", 30, 2)

@@ -95,6 +95,7 @@ STOPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_at", "workers"), STOPS)
 def test_a_run_that_stops_inside_a_step_trains_that_step_again_as_a_whole(
     tmp_path: Path, save_at: int, workers: int, whole: Model

@@ -1,5 +1,6 @@
 """A Trainer over a `TrainerLoader` in one process: its epochs, its checkpoints at their ends, and what is refused."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.integrations import TrainerGuard, TrainerLoader
 from headrace.webdatamodule import ResumableLoader
+from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
 SIZES = np.random.default_rng(0).integers(5, 121, 203)
 DATA = [{"ids": torch.tensor(number)} for number in range(len(SIZES))]
@@ -87,6 +89,76 @@ def test_max_steps_of_ones_own_end_the_training_inside_an_epoch(tmp_path: Path) 
     trainer.train()
     assert trainer.state.epoch == pytest.approx(1 + 2 / steps)
     assert set(trainer.model.seen.tolist()) == {1, 2}
+
+
+class Change(TrainerCallback):  # type: ignore[misc]  # of a library that may not be there
+    """Changes the run behind a step."""
+
+    def __init__(self, loader: ResumableLoader, step: int, change: Any) -> None:
+        self.loader, self.step, self.change = loader, step, change
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            self.change(self.loader)
+
+
+@pytest.mark.parametrize("at", [5, "last of an epoch", "last"])
+@pytest.mark.parametrize("save", [3, 8])
+def test_a_training_ends_with_its_epochs_where_samples_are_left_out(tmp_path: Path, at: Any, save: int) -> None:
+    out, whole = list(range(0, 203, 4)), trainer_of(tmp_path, 1).args.max_steps
+    at = {"last of an epoch": whole, "last": 2 * whole}.get(at, at)
+    trainer = trainer_of(tmp_path, 2, save_steps=save)
+    loader = trainer.get_train_dataloader()._loader
+    trainer.add_callback(Change(loader, at, lambda loader: loader.exclude(out)))
+    trainer.train()
+    seen = trainer.model.seen
+    kept = [number for number in range(len(DATA)) if number not in out]
+    assert seen[kept].tolist() == [2] * len(kept)
+    assert max(seen.tolist()) <= 2
+    assert trainer.state.epoch == 2
+    assert trainer.state.global_step == trainer.state.max_steps == loader.run_steps
+    assert sum(map(len, (loader.step(number)[0] for number in range(loader.run_steps)))) == seen.sum()
+    path = max(tmp_path.glob("checkpoint-*"), key=lambda one: int(one.name.split("-")[1]))
+    resumed = trainer_of(tmp_path, 3, path)
+    resumed.train(resume_from_checkpoint=str(path))
+    assert resumed.model.seen[kept].tolist() == [3] * len(kept)
+    assert resumed.state.global_step == resumed.get_train_dataloader()._loader.run_steps
+
+
+def test_a_training_ends_with_its_epochs_where_steps_are_skipped(tmp_path: Path) -> None:
+    trainer, skipped = trainer_of(tmp_path, 2), list[int]()
+    loader = trainer.get_train_dataloader()._loader
+    trainer.add_callback(Change(loader, 4, lambda loader: skipped.extend(loader.skip(3).tolist())))
+    trainer.train()
+    assert trainer.model.seen.tolist() == [2 - (number in skipped) for number in range(len(DATA))]
+    assert trainer.state.global_step == trainer.args.max_steps - 3
+
+
+def test_a_training_ends_with_its_epochs_where_weights_change(tmp_path: Path) -> None:
+    by_size: list[int] = np.argsort(SIZES).tolist()
+    data = NamedConcatDataset({"short": by_size[:100], "long": by_size[100:]})
+    drawn, steps = SIZES[[int(data[number]) for number in range(len(DATA))]], list[int]()
+    for change in (None, {"short": 1, "long": 9}, {"short": 1, "long": 0}):
+        order = WeightedDistributedSampler(data, {"short": 1, "long": 1}, epoch_length=6000, num_replicas=1, rank=0)
+        batches = DistributedSizeAwareBatchSampler(drawn, 5000, sampler=order, window=512)
+        loader = TrainerLoader(ResumableLoader(DATA, batches))
+        arguments = TrainingArguments(
+            str(tmp_path),
+            max_steps=loader.max_steps(2),
+            ignore_data_skip=True,
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+        )
+        trainer: Any = Trainer(Model(), arguments, train_dataset=DATA, callbacks=[loader])
+        trainer.get_train_dataloader = partial(lambda given: given, loader)
+        if change:
+            trainer.add_callback(Change(loader._loader, 5, partial(lambda to, given: given.reweight(to), change)))
+        trainer.train()
+        assert trainer.model.seen.sum() == 2 * 6000
+        assert trainer.state.epoch == 2
+        steps.append(trainer.state.global_step)
+    assert steps[2] < steps[0] < steps[1]
 
 
 def test_what_would_lose_samples_is_refused(tmp_path: Path) -> None:
