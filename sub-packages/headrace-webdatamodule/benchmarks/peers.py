@@ -1,6 +1,8 @@
 """The same samples in other libraries' formats, for those that are installed."""
 
-from collections.abc import Mapping, Sequence
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +21,8 @@ def peers(corpus: Corpus, folder: Path) -> dict[str, Any]:
     Returns:
         Datasets that can be iterated; those that read batches at random have `__getitems__`.
     """
-    makers = {"datasets": arrow, "litdata": lit}
-    return {name: make(corpus, folder / name) for name, make in makers.items() if find_spec(name)}
+    makers = {"datasets": arrow, "litdata": lit, "LMDB": Lmdb}
+    return {name: make(corpus, folder / name) for name, make in makers.items() if find_spec(name.lower())}
 
 
 def arrow(corpus: Corpus, folder: Path) -> Any:
@@ -44,3 +46,38 @@ def lit(corpus: Corpus, folder: Path) -> Any:
     writer.done()
     writer.merge()
     return import_module("litdata").StreamingDataset(str(folder), shuffle=False)
+
+
+class Lmdb:
+    """A database of pickled samples, which workers get by being forked; nothing is verified."""
+
+    def __init__(self, corpus: Corpus, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        with (
+            import_module("lmdb").open(str(folder), map_size=1 << 31) as database,
+            database.begin(write=True) as writing,
+        ):
+            for index in range(len(corpus)):
+                key, members = corpus[index]
+                writing.put(b"%08d" % index, pickle.dumps({"__key__": key, **members}), append=True)
+        self._reading = import_module("lmdb").open(str(folder), readonly=True, lock=False, readahead=False).begin()
+        self._reads_json = False
+
+    def decoded(self) -> "Lmdb":
+        """The same with members of JSON decoded."""
+        made = object.__new__(Lmdb)
+        made._reading, made._reads_json = self._reading, True
+        return made
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, sample in self._reading.cursor():
+            yield pickle.loads(sample)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = pickle.loads(self._reading.get(b"%08d" % index))
+        if self._reads_json and "json" in sample:
+            sample["json"] = json.loads(sample["json"])
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return list(map(self.__getitem__, indices))

@@ -2,14 +2,18 @@
 
     python benchmarks/shards.py               # two corpora of 200 MB each in a temporary folder, some minutes
     python benchmarks/shards.py --runs 3 --scale 0.1
+    python benchmarks/shards.py --start 10000  # only the start of a worker, with so many shards
 
 Every time is a median of alternating runs in this process, after one to warm the page cache, undecoded where it is not
-said, and printed as a ratio to webdataset's. webdataset has no random access: random batches are compared with its
-sequential reading. litdata (which reads in a row) and Hugging Face's datasets are measured where they are installed.
+said, and printed as a ratio to webdataset's, the median of the runs' ratios; what is decoded is compared with
+`webdataset, decoded`. webdataset has no random access: random batches are compared with its sequential reading. LMDB,
+litdata (which reads in a row) and Hugging Face's datasets are measured where they are installed. `--processor` counts
+the processor's time of what runs in this process, on a machine that is busy with other work.
 """
 
 import argparse
 import json
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -31,6 +35,7 @@ from headrace.webdatamodule import IndexedShards, index_shards, write_tars
 BATCH = 64
 SHARDS = 4
 Works = dict[str, Callable[[], int]]
+Clock = Callable[[], float]
 
 
 class Corpus(Sequence[tuple[str, Mapping[str, bytes]]]):
@@ -60,25 +65,25 @@ def drain(samples: Iterable[Any]) -> int:
     return count
 
 
-def timed(work: Callable[[], int], count: int) -> float:
+def timed(work: Callable[[], int], count: int, clock: Clock) -> float:
     """Microseconds a sample."""
-    begin = time.perf_counter()
+    begin = clock()
     found = work()
-    passed = time.perf_counter() - begin
+    passed = clock() - begin
     if found != count:
         raise SystemExit(f"read {found} samples of {count}")
     return 1e6 * passed / count
 
 
-def alternating(works: Works, count: int, runs: int) -> dict[str, float]:
-    """Return the median time of each, all of them run in turn; the first turn is not counted."""
+def alternating(works: Works, count: int, runs: int, clock: Clock = time.perf_counter) -> dict[str, list[float]]:
+    """Return the times of each, all of them run in turn; the first turn is not counted."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for run in range(runs + 1):
         for name, work in works.items():
-            passed = timed(work, count)
+            passed = timed(work, count, clock)
             if run:
                 times[name].append(passed)
-    return {name: median(found) for name, found in times.items()}
+    return times
 
 
 def batches(count: int) -> list[list[int]]:
@@ -88,6 +93,10 @@ def batches(count: int) -> list[list[int]]:
 
 def random_batches(dataset: Any, order: list[list[int]]) -> int:
     return sum(len(dataset.__getitems__(batch)) for batch in order)
+
+
+def one_by_one(dataset: Any, order: list[list[int]]) -> int:
+    return sum(1 for batch in order for index in batch if dataset[index])
 
 
 def as_bytes(samples: list[Any]) -> list[Any]:
@@ -106,7 +115,7 @@ def workers(urls: list[str], order: list[list[int]], datasets: Mapping[str, Any]
     return {name: partial(delivered, loader) for name, loader in {"webdataset": stream, **loaders}.items()}
 
 
-def reading(folder: Path, others: Mapping[str, Any], count: int, runs: int) -> None:
+def reading(folder: Path, others: Mapping[str, Any], count: int, runs: int, clock: Clock) -> None:
     urls = sorted(map(str, folder.glob("*.tar")))
     order = batches(count)
     plain = IndexedShards(folder, decode=None, verify="none")
@@ -117,21 +126,49 @@ def reading(folder: Path, others: Mapping[str, Any], count: int, runs: int) -> N
         "sequential": lambda: drain(checked.iterate()),
         "random batches, no checksums": lambda: random_batches(plain, order),
         "random batches": lambda: random_batches(checked, order),
+        "one by one": lambda: one_by_one(checked, order),
+        "webdataset, decoded": lambda: drain(wds.WebDataset(urls, shardshuffle=False).decode()),
         "random batches, decoded": lambda: random_batches(decoded, order),
+        "one by one, decoded": lambda: one_by_one(decoded, order),
     }
     for name, other in others.items():
         works[f"{name}, sequential"] = partial(drain, other)
     others = {name: other for name, other in others.items() if hasattr(other, "__getitems__")}
     for name, other in others.items():
         works[f"{name}, random batches"] = partial(random_batches, other, order)
-    report(folder.name, alternating(works, count, runs))
+    if "LMDB" in others:
+        whole = others["LMDB"].decoded()
+        works["LMDB, one by one"] = partial(one_by_one, others["LMDB"], order)
+        works["LMDB, random batches, decoded"] = partial(random_batches, whole, order)
+        works["LMDB, one by one, decoded"] = partial(one_by_one, whole, order)
+    report(folder.name, alternating(works, count, runs, clock))
     passes = workers(urls, order, {"random batches, no checksums": plain, "random batches": checked, **others})
     report(f"{folder.name}, two workers", alternating(passes, count, runs))
 
 
-def report(title: str, found: dict[str, float]) -> None:
-    for name, passed in found.items():
-        print(f"{title:20} {name:30} {passed:7.2f} us a sample  {found['webdataset'] / passed:6.1f} x webdataset")
+def report(title: str, found: dict[str, list[float]]) -> None:
+    for name, times in found.items():
+        peer = "webdataset, decoded" if name.endswith("decoded") else "webdataset"
+        ratios = [other / passed for other, passed in zip(found[peer], times, strict=True)]
+        spread = f"({min(ratios):.1f} to {max(ratios):.1f})"
+        print(f"{title:20} {name:30} {median(times):7.2f} us a sample  {median(ratios):6.1f} x {peer} {spread}")
+
+
+def starting(folder: Path, shards: int, runs: int) -> None:
+    """What a worker does with a dataset that comes to it, up to its first sample and its first batch."""
+    write_tars(Corpus("tiny", 2 * shards), folder, n_shards=shards)
+    index_shards(folder)
+    sent = pickle.dumps(IndexedShards(folder))
+    times: list[tuple[float, float]] = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        dataset = pickle.loads(sent)
+        dataset[7]
+        first = time.perf_counter()
+        dataset.__getitems__(batches(len(dataset))[0])
+        times.append((1e3 * (first - begin), 1e3 * (time.perf_counter() - first)))
+    one, batch = (median(column) for column in zip(*times, strict=True))
+    print(f"{shards} shards: {len(sent)} bytes; first sample {one:.1f} ms, first batch {batch:.1f} ms more")
 
 
 def opening(folder: Path, runs: int) -> None:
@@ -157,15 +194,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of samples, 100,000 and 10,000")
+    parser.add_argument("--processor", action="store_true", help="count the processor's time, not the wall's")
+    parser.add_argument("--start", type=int, default=0, help="measure the start of a worker, with so many shards")
     options = parser.parse_args()
+    clock = time.thread_time if options.processor else time.perf_counter
     warnings.simplefilter("ignore")  # webdataset warns of fewer shards than it likes
     with tempfile.TemporaryDirectory() as root:
+        if options.start:
+            starting(Path(root, "many"), options.start, options.runs)
+            return
         for kind, full in (("tiny", 100_000), ("medium", 10_000)):
             count, folder = int(full * options.scale), Path(root, kind)
             corpus = Corpus(kind, count)
             write_tars(corpus, folder, n_shards=SHARDS)
             index_shards(folder)
-            reading(folder, peers(corpus, Path(root, f"peers of {kind}")), count, options.runs)
+            reading(folder, peers(corpus, Path(root, f"peers of {kind}")), count, options.runs, clock)
             opening(folder, options.runs)
 
 

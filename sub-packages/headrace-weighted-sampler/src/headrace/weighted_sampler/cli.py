@@ -385,7 +385,8 @@ class Run:
         cells = {"source": _escaped(line["name"]), "samples": cell("samples", ",")}
         if self.tokens is not None:
             cells["tokens"] = cell("tokens", ",")
-        cells |= {"weight": cell("weight", "g"), f"asked ({self.config['per']}s)": cell("asked_share", ".2%")}
+        weight = "first weight" if self.config.get("schedule") else "weight"
+        cells |= {weight: cell("weight", "g"), f"asked ({self.config['per']}s)": cell("asked_share", ".2%")}
         if self.tokens is not None:
             cells["of tokens"] = cell("token_share", ".2%")
         cells |= {"of samples": cell("sample_share", ".2%"), "passes": cell("passes", ".2f")}

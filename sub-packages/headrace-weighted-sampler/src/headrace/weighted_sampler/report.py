@@ -129,7 +129,8 @@ class MixtureReport:
 
     def _table(self) -> list[tuple[str, ...]]:
         by_tokens = any(line.token_share is not None for line in self.sources)
-        return [HEADINGS + TOKEN_HEADINGS * by_tokens, *map(_cells, self.tree[:MAX_SHOWN])]
+        head = tuple("first weight" if name == "weight" and self.changes else name for name in HEADINGS)
+        return [head + TOKEN_HEADINGS * by_tokens, *map(_cells, self.tree[:MAX_SHOWN])]
 
     def _notes(self) -> list[str]:
         hidden = len(self.tree) - MAX_SHOWN

@@ -1,1 +1,1 @@
-"""For training loops of others. Each module imports its library, so nothing is imported here."""
+"""For third-party training loops. Each module imports its library, so nothing is imported here."""

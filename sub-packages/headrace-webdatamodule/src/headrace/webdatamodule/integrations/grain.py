@@ -104,8 +104,8 @@ class GrainIterator(DatasetIterator):  # type: ignore[misc]  # no types where gr
             accept: What may differ from the run that saved it, as in `ResumableLoader.load_state_dict`.
 
         Raises:
-            TypeError: As of `load_state_dict`.
-            ValueError: As of `load_state_dict`: the state is of other data or options, or another seed.
+            TypeError: As in `load_state_dict`.
+            ValueError: As in `load_state_dict`: the state is of other data or options, or another seed.
         """
         self.loader.load_state_dict(state, accept)
         self._ended, self._batches = False, None
@@ -133,8 +133,8 @@ class GrainDataset(IterDataset):  # type: ignore[misc]  # no types where grain i
         num_epochs: Iterators end before the epoch of this number; None: never.
 
     Raises:
-        TypeError: As of `GrainIterator`.
-        ValueError: As of `GrainIterator`.
+        TypeError: As in `GrainIterator`.
+        ValueError: As in `GrainIterator`.
 
     >>> dataset = GrainDataset(ResumableLoader(list("abcd"), [[0, 1], [2, 3]], collate_fn=list), num_epochs=1)
     >>> list(dataset.map("".join))

@@ -1,4 +1,4 @@
-"""Plain files: opened so that nothing can make a reader wait or die, written whole or not at all, and locked."""
+"""Plain files: opened without blocking on FIFOs and devices, written atomically, and locked."""
 
 from __future__ import annotations
 

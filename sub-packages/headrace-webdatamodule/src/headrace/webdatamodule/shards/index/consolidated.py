@@ -57,7 +57,7 @@ class Listed(NamedTuple):
 
 
 class SetIndex:
-    """The indexes of a set's shards, each made when it is asked for, from `data`, the bytes of all."""
+    """The indexes of a set's shards, each parsed on first use from `data`, the bytes of all."""
 
     def __init__(self, data: bytes | mmap.mmap | memoryview, listed: Listed) -> None:
         self.data, self._listed = memoryview(data), listed

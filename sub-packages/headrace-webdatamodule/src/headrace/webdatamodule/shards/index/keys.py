@@ -19,7 +19,7 @@ Described = tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]
 
 
 class LazyTexts(Sequence[str]):
-    """Texts, each made when it is asked for."""
+    """Texts that are made on access."""
 
     def __init__(self, count: int) -> None:
         self._range = range(count)
@@ -76,13 +76,13 @@ class NumberedKeys(Keys):
         return self.template % self.numbers[index]
 
     def many(self, samples: Sequence[int]) -> Iterable[str]:
-        """As of `Keys`."""
+        """See `Keys`."""
         if isinstance(samples, range) and samples.step > 0:
             return map(self.template.__mod__, self.numbers[samples.start : samples.stop : samples.step])
         return map(self.template.__mod__, map(self.numbers.__getitem__, samples))
 
     def find(self, key: str) -> int:
-        """As of `Keys`; takes the same time for any number of samples."""
+        """See `Keys`; takes the same time for any number of samples."""
         prefix, suffix = self._parts
         digits = key[len(prefix) : len(key) - len(suffix)]
         number = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS else -1
@@ -119,7 +119,7 @@ class ListedKeys(Keys):
         return {key: index for index, key in enumerate(self)}
 
     def find(self, key: str) -> int:
-        """As of `Keys`; by bisection when the keys are sorted, else with a table made at the first call."""
+        """See `Keys`; by bisection when the keys are sorted, else with a table made at the first call."""
         index = bisect_left(self, key) if self._ordered else self._positions.get(key, len(self))
         if index == len(self) or self[index] != key:
             raise KeyError(key)
