@@ -144,7 +144,7 @@ def test_several_datasets_name_the_cure() -> None:
     datasets = pytest.importorskip("datasets")
     dataset: Any = datasets.Dataset.from_dict({"text": ["ab", "c"], "n": [2, 1]})
     several: ConcatDataset[Any] = ConcatDataset([dataset, dataset])
-    told = r"give dataset\['n'\] of each, as np.concatenate\(\[one\[\.\.\.\]\[:\] for one in dataset\.datasets\]\)"
+    told = r"give dataset\['n'\] of each, as np.concatenate\(\[part\[\.\.\.\]\[:\] for part in dataset\.datasets\]\)"
     with pytest.raises(TypeError, match=told):
         planned(several)
     assert planned(np.concatenate([one["n"][:] for one in several.datasets])) == [2, 1, 2, 1]

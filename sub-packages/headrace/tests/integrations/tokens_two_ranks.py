@@ -1,6 +1,7 @@
 """Training with tokens_per_step in two processes of accelerate, and of a Trainer; prints a line of JSON."""
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -116,3 +117,4 @@ if accelerator.is_main_process:
     print(json.dumps(found))
     sys.stdout.flush()
 accelerator.wait_for_everyone()
+os._exit(0)  # DistributedDataParallel keeps gloo's threads, which race with the end of the interpreter and may abort
