@@ -52,8 +52,8 @@ class Listed(NamedTuple):
     @classmethod
     def of(cls, manifest: Manifest) -> Listed:
         """What this manifest says."""
-        fingerprint = bytes.fromhex(replace(manifest, columns=()).fingerprint)
-        return cls(fingerprint, tuple(int(entry.index, 16) for entry in manifest.shards))
+        alone = replace(manifest, columns=()) if manifest.columns else manifest  # which may know its fingerprint
+        return cls(bytes.fromhex(alone.fingerprint), tuple(int(entry.index, 16) for entry in manifest.shards))
 
 
 class SetIndex:
