@@ -4,7 +4,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pickle_packer
@@ -22,6 +24,7 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.index.manifest import ColumnEntry
+from headrace.webdatamodule.shards.writing import executor
 from headrace.webdatamodule.shards.writing.pack_files import list_members, pack_files
 
 pytestmark = pytest.mark.slow
@@ -274,6 +277,37 @@ def test_a_file_that_goes_away_is_named_and_the_rest_is_whole(
     (source / f"{NAMES[4]}.my.pt").write_bytes(b"again")
     pack(source)
     assert verify_shards(folder) == []
+
+
+def test_a_shard_that_has_its_name_gets_its_index_when_another_one_fails(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, stopped = threading.Event(), threading.Event()
+    read, replace = Path.read_bytes, Path.replace
+
+    def failing(path: Path) -> bytes:
+        if path.name.startswith("sample4"):
+            assert named.wait(60)
+            raise OSError("gone")
+        return read(path)
+
+    def naming(path: Path, target: Path) -> Path:
+        if target.name == "p-000000.tar.hri":  # the tar file has its name: now the other shard fails
+            named.set()
+            assert stopped.wait(60)
+        return replace(path, target)
+
+    def look_again(futures: set[Future[object]], timeout: float) -> object:  # the parts have been removed once
+        stopped.set()
+        return wait(futures, timeout)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(Path, "replace", naming)
+    monkeypatch.setattr(executor, "wait", look_again)
+    with pytest.raises(ShardError, match="failed to read sample 4"):
+        pack(source)
+    names = {path.name for path in (source.parent / "tars").iterdir()}
+    assert names == {"p-000000.tar", "p-000000.tar.hri", "p.plan.json"}
 
 
 def test_a_file_that_goes_away_is_named_where_other_shards_are_kept(

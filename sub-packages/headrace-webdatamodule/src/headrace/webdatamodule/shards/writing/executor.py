@@ -27,6 +27,7 @@ from headrace.webdatamodule.shards.writing.shard_task import (
     TaskGroup,
     Written,
     remove_parts,
+    stop_parts,
     write_each,
 )
 
@@ -193,7 +194,7 @@ def _stop(futures: Sequence[Future[Any]], directory: Path, prefix: str, run: str
     left = {future for future in futures if not future.done()}
     while left:
         # A task stops when its part is gone. One that was queued in a process may begin only now: look again.
-        remove_parts(directory, prefix, run)
+        stop_parts(directory, prefix, run)
         left = {future for future in wait(left, timeout=0.1).not_done if not future.done()}
     remove_parts(directory, prefix, run)
 

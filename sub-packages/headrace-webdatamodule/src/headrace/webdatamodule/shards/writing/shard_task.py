@@ -246,10 +246,22 @@ class ShardFile:
 
 
 def remove_parts(directory: Path, prefix: str, run: str = "") -> None:
-    """Remove temporary files; who writes them stops at the next piece."""
+    """Remove the temporary files of a set that nobody writes any more."""
     of_set = rf"{re.escape(prefix)}(-[0-9]+\.tar(\.hri)?|\.plan\.json)"
     of_any = r"manifest\.(json|hrs)|.+\.[0-9a-f]{8}\.npy"
-    name = re.compile(rf"\.({of_set}|{of_any})\.({re.escape(run) or '[0-9a-f]+'}-)?[0-9a-f]+\.part")
+    _remove_parts(directory, rf"({of_set}|{of_any})", run)
+
+
+def stop_parts(directory: Path, prefix: str, run: str) -> None:
+    """Remove the temporary tar files of a run: who writes one stops at the next piece, and removes its index.
+
+    The index stays here: a shard whose tar file has its name already is given that of the index next.
+    """
+    _remove_parts(directory, rf"{re.escape(prefix)}-[0-9]+\.tar", run)
+
+
+def _remove_parts(directory: Path, names: str, run: str) -> None:
+    name = re.compile(rf"\.{names}\.({re.escape(run) or '[0-9a-f]+'}-)?[0-9a-f]+\.part")
     for path in directory.iterdir():
         if name.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):
