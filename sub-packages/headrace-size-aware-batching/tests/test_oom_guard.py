@@ -376,7 +376,7 @@ def test_what_the_guard_has_learned_goes_on_in_another_process() -> None:
 def test_other_errors_pass() -> None:
     model, optimizer = make()
     with OOMGuard(model, optimizer) as guard, pytest.raises(ZeroDivisionError):
-        guard.step(batches()[0], lambda part: 1 / 0)  # type: ignore[arg-type, return-value]
+        guard.step(batches()[0], lambda part: 1 / 0)  # type: ignore[arg-type, return-value]  # it never returns
     with pytest.raises(RuntimeError, match="must be called inside the block"):
         guard.step(batches()[0], lambda part: model(part).sum())
 

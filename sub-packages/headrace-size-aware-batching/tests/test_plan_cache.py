@@ -332,7 +332,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path: Path, monkeypatch
 
 def test_only_a_path_is_a_cache() -> None:
     with pytest.raises(TypeError, match="plan_cache must be the path of a directory, or None, got 5 of type int"):
-        DistributedSizeAwareBatchSampler([1, 2], 5, plan_cache=5)  # type: ignore[arg-type]
+        DistributedSizeAwareBatchSampler([1, 2], 5, plan_cache=5)  # type: ignore[arg-type]  # refused
 
 
 def test_a_run_that_changes_and_copies_keep_their_batches(tmp_path: Path) -> None:

@@ -74,11 +74,10 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
     and grouped into blocks of about ``block`` samples. A block is planned as `DistributedSizeAwareBatchSampler` plans
     an epoch, and one block is in memory at a time.
 
-    The list of an epoch is that of its blocks, one after the other. Step s gives rank r the batch
-    ``s * num_replicas + r`` of it. So the end of a block is not the end of a step: what is left of a block comes in one
-    step with the first batches of the next one, and only the last step of the epoch needs ``tail``. Each sample comes
-    exactly once, no batch exceeds the budget, every rank has the same number of steps, and all ranks have the same
-    plan.
+    The batches of an epoch are those of its blocks, in order. In step s, rank r gets batch ``s * num_replicas + r``. A
+    step may take the last batches of one block and the first batches of the next; only the last step of the epoch needs
+    ``tail``. Each sample comes exactly once, no batch exceeds the budget, every rank has the same number of steps, and
+    all ranks have the same plan.
 
     **Order.** Random on two levels: blocks come in another order in every epoch, and the samples of a block are
     shuffled as those of an epoch are. The shards of a block are a random choice of all shards, and the same in every

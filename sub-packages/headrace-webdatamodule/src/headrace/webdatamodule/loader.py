@@ -675,7 +675,7 @@ class ResumableLoader(EpochLoader):
         return self._batch_sampler
 
     def _made(self, ranks: tuple[int, int], *, within_epoch: bool = False) -> Any:
-        """A batch sampler of the factory, which goes on with the record of the one there was."""
+        """Return a new batch sampler from the factory, with the recorded changes of the previous one."""
         made: Any = self._factory(*ranks)  # type: ignore[misc]  # who calls this has one
         before = self._batch_sampler
         foreign.check_batch_sampler(made, self.dataset)

@@ -57,10 +57,10 @@ def fit_budget(
     on their similarity to the batches of training. A batch that runs out of memory counts as a bound, not as a failure.
     A progress bar appears after a second.
 
-    Each batch is measured in an emptied allocator (cold). Training never empties it: cached blocks of one batch serve
-    the next one, and what is left over of them is lost (warm). So the calibration batches also run one after another;
-    one that then runs out of memory raises the margin as well. ``report()`` says how often the allocator had to release
-    all that it had cached, to go on.
+    Each batch is measured with an empty allocator cache (cold). Training keeps the cache: a batch reuses the cached
+    blocks of the batches before it, and the unused rest of a block is lost to fragmentation (warm). To measure this,
+    the calibration batches also run one after another, without emptying the cache between them; one that then runs out
+    of memory raises the margin as well. ``report()`` says how often the allocator had to release its whole cache.
 
     With a process group, every rank must call it. All ranks measure the same batches and use the largest peak and the
     smallest memory, so that all get the same model.
