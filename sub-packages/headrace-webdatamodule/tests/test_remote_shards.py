@@ -498,12 +498,12 @@ def test_a_cache_asks_once(site: Site, tmp_path: Path) -> None:
 
 def test_a_cache_smaller_than_the_shards_turns_over(site: Site, tmp_path: Path) -> None:
     largest = max(path.stat().st_size for path in site.folder.glob("*.tar"))
-    dataset = site.dataset(tmp_path / "cache", cache_bytes=largest + 10_000)
+    dataset = site.dataset(tmp_path / "cache", cache_bytes=largest + 10_000, cache_unit="shard")
     near = IndexedShards(site.folder)
     assert dataset.__getitems__(range(COUNT)) == near.__getitems__(range(COUNT))
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= largest + 10_000
     with pytest.raises(ShardError, match=r"does not fit into a cache of 9000 bytes.*cache_bytes"):
-        site.dataset(tmp_path / "small", cache_bytes=9000)[0]
+        site.dataset(tmp_path / "small", cache_bytes=9000, cache_unit="shard")[0]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A cache with room for a part of the shards keeps that part; the other shards are read by ranges."""
+"""A cache of whole shards with room for a part of them keeps that part; the other shards are read by ranges."""
 
 import gc
 from pathlib import Path
@@ -54,7 +54,9 @@ def test_what_fits_is_kept_and_the_rest_is_read_by_ranges(
     site: Site, tmp_path: Path, workers: int, context: str | None
 ) -> None:
     cache, limit = tmp_path / "cache", room_for(site, 2)
-    made = loader(site.dataset(cache, cache_bytes=limit), num_workers=workers, multiprocessing_context=context)
+    made = loader(
+        site.dataset(cache, cache_bytes=limit, cache_unit="shard"), num_workers=workers, multiprocessing_context=context
+    )
     expected, fetched = loader(IndexedShards(site.folder)), []
     for epoch in range(3):
         made.set_epoch(epoch)
@@ -72,7 +74,7 @@ def test_what_fits_is_kept_and_the_rest_is_read_by_ranges(
 
 
 def test_bytes_are_those_of_the_shards_that_do_not_fit(site: Site, tmp_path: Path) -> None:
-    far = site.dataset(tmp_path / "cache", cache_bytes=room_for(site, 2))
+    far = site.dataset(tmp_path / "cache", cache_bytes=room_for(site, 2), cache_unit="shard")
     made = loader(far, num_workers=1)
     list(made)
     before = made.report().remote
@@ -100,9 +102,8 @@ def test_sets_of_one_process_share_the_room(site: Site, tmp_path: Path) -> None:
     write(other)
     with served(other) as second:
         cache, limit = tmp_path / "cache", room_for(site, 3)
-        both = ConcatShards({
-            "a": site.dataset(cache, cache_bytes=limit), "b": second.dataset(cache, cache_bytes=limit)
-        })  # fmt: skip
+        options: dict[str, Any] = {"cache_bytes": limit, "cache_unit": "shard"}
+        both = ConcatShards({"a": site.dataset(cache, **options), "b": second.dataset(cache, **options)})
         made = loader(both)
         list(made)
         first = kept(cache)
@@ -120,13 +121,13 @@ def test_shards_of_earlier_runs_make_room(site: Site, tmp_path: Path) -> None:
     earlier = tmp_path / "earlier"
     write(earlier)
     with served(earlier) as old:
-        dataset = old.dataset(cache, cache_bytes=limit)
+        dataset = old.dataset(cache, cache_bytes=limit, cache_unit="shard")
         list(dataset)
         before = kept(cache)
         assert len(before) == 4
         del dataset
         gc.collect()  # as when its process ends
-    list(site.dataset(cache, cache_bytes=limit))
+    list(site.dataset(cache, cache_bytes=limit, cache_unit="shard"))
     assert len(kept(cache)) == 4
     assert not kept(cache).keys() & before.keys()
 
@@ -134,10 +135,10 @@ def test_shards_of_earlier_runs_make_room(site: Site, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_process_finds_what_is_kept(site: Site, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", room_for(site, 2)
-    list(site.dataset(cache, cache_bytes=limit))
+    list(site.dataset(cache, cache_bytes=limit, cache_unit="shard"))
     first = kept(cache)
     site.faults.asked.clear()
-    again = IndexedShards(Remote(site.url, cache_dir=cache, cache_bytes=limit, retry=QUICK))
+    again = IndexedShards(Remote(site.url, cache_dir=cache, cache_bytes=limit, cache_unit="shard", retry=QUICK))
     assert list(again) == list(IndexedShards(site.folder))
     assert kept(cache) == first
     assert len({name for name, _ in site.faults.asked if name.endswith(".tar")}) == 2
@@ -161,7 +162,7 @@ def test_a_server_without_ranges_needs_room_for_all(site: Site, tmp_path: Path) 
     roomy = site.dataset(tmp_path / "roomy")
     assert list(roomy) == list(IndexedShards(site.folder))
     site.faults.times = 0
-    tight = site.dataset(tmp_path / "tight", cache_bytes=room_for(site, 2))
+    tight = site.dataset(tmp_path / "tight", cache_bytes=room_for(site, 2), cache_unit="shard")
     site.faults.times = 10**6
     with pytest.raises(ShardError, match=r"does not read ranges.*cache_bytes as large as all shards"):
         list(tight)
@@ -171,7 +172,7 @@ def test_a_server_without_ranges_is_refused_at_opening_where_the_cache_is_too_sm
     site.faults.kind, site.faults.times = "no ranges", 10**6
     total = sum(path.stat().st_size for path in site.folder.glob("*.tar"))
     with pytest.raises(ShardError, match=rf"does not read ranges, and the shards have {total} bytes.*cache_bytes"):
-        site.dataset(tmp_path / "tight", cache_bytes=room_for(site, 2))
+        site.dataset(tmp_path / "tight", cache_bytes=room_for(site, 2), cache_unit="shard")
     assert len(site.faults.ranges()) == 1
 
 
@@ -193,7 +194,9 @@ def test_without_workers_a_cache_that_is_too_small_fetches_few_bytes_beside_thos
     write_tars(samples, tmp_path / "site", n_shards=4)
     index_shards(tmp_path / "site")
     with served(tmp_path / "site") as site:
-        remote = Remote(site.url, cache_dir=tmp_path / "cache", cache_bytes=room_for(site, 1), retry=QUICK)
+        remote = Remote(
+            site.url, cache_dir=tmp_path / "cache", cache_bytes=room_for(site, 1), cache_unit="shard", retry=QUICK
+        )
         dataset = IndexedShards(remote, keys)
         batches = [[(i * 97 + 13 * place) % 800 for place in range(8)] for i in range(40)]
         expected = IndexedShards(tmp_path / "site", keys)

@@ -745,9 +745,10 @@ class ResumableLoader(EpochLoader):
     def _start(self, iteration: Iteration, batches: Any, reader: BatchReader) -> None:
         """Request the first batches; the workers are started before the ranks compare their plans."""
         iteration.reader = reader
-        reader.start(
-            requested(batches, iteration, self._keys(iteration.epoch, iteration.ranks[1]), self._draws(batches))
-        )
+        keys, next_uses = self._keys(iteration.epoch, iteration.ranks[1]), None
+        if self._batch_dataset.keeps_samples and callable(of := getattr(batches, "next_uses", None)):
+            next_uses = of()
+        reader.start(requested(batches, iteration, keys, self._draws(batches), next_uses))
 
     def _keys(self, epoch: int, rank: int) -> Keys:
         """The keys of the random numbers of an epoch."""

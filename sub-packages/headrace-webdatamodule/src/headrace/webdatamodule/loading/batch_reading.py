@@ -24,6 +24,7 @@ from headrace.webdatamodule.loading.worker import (
     step_key,
 )
 from headrace.webdatamodule.shards import DamagedShardError, DecodeError, IndexedShards, ShardError, UnsafePickleError
+from headrace.webdatamodule.shards.reading.local_shards import Upcoming
 
 _AHEAD = 32  # batches announced to each worker; `lookahead` bytes limit how many of them it fetches
 _WARNED = 10  # skipped samples that get a warning each
@@ -49,6 +50,7 @@ class Request(NamedTuple):
     step: int
     draws: Sequence[int] | None = None  # where samples may repeat; see `SampleRandom`
     ahead: Ahead | None = None
+    upcoming: Upcoming | None = None  # when its samples are needed next; None where that is not known
 
 
 class Ahead(NamedTuple):
@@ -109,7 +111,7 @@ class RawBatch(NamedTuple):
 class Delivery(NamedTuple):
     """A batch as it leaves its worker: with the samples that were skipped, or an error in its place.
 
-    `traffic` is what reading took in the worker since its last batch: requests, bytes that came, bytes that were used.
+    `traffic` is what reading took in the worker since its last batch: see `Traffic`.
     """
 
     batch: Any
@@ -134,6 +136,7 @@ class BatchDataset(Dataset[Any]):
         own = ConcatShards.__getitems__, IndexedShards.__getitems__
         self._is_ours = getattr(type(dataset), "__getitems__", None) in own
         self.looks_ahead = self._is_ours and dataset._looks_ahead
+        self.keeps_samples = self._is_ours and dataset._keeps_samples
         self._checked = False
         key = None if isinstance(dataset, ConcatShards | IndexedShards) else getattr(dataset, "key", None)
         self._key_of: Callable[[int], Any] | None = key if callable(key) else None
@@ -143,6 +146,8 @@ class BatchDataset(Dataset[Any]):
         random, key = None, None
         if isinstance(request, Request):
             indices = request.indices
+            if self._is_ours:
+                self.dataset._expect(request.upcoming)
             if request.ahead is not None:
                 self.dataset._look_ahead(request.ahead.batches, anew=request.ahead.anew)
             if self._by_sample:
@@ -266,6 +271,7 @@ class BatchReader:
     def __init__(self, dataset: BatchDataset, loading: Loading) -> None:
         self._requests, self._timeout = _Requests(), WorkerTimeout(loading.timeout)
         self._batches: Iterator[Any] = iter(())
+        self._keeps = dataset.dataset if dataset.keeps_samples else None
         self._workers = loading.num_workers if dataset.looks_ahead else 0  # that get announcements
         self._torch: DataLoader[Any] = DataLoader(
             dataset,
@@ -278,6 +284,8 @@ class BatchReader:
 
     def start(self, requests: Iterator[Request]) -> None:
         """Begin an iteration; the first one starts the workers."""
+        if self._keeps is not None:
+            self._keeps._flush()  # what it read without workers
         self._requests.next = announced(requests, self._workers) if self._workers else requests
         running = self._torch._iterator
         if running is not None:  # torch waits for what the workers are reading, with no more patience than this

@@ -19,6 +19,7 @@ from headrace.webdatamodule.shards import IndexedShards
 from headrace.webdatamodule.shards.indexed_shards import Begin
 
 if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.reading.local_shards import Upcoming
     from headrace.webdatamodule.shards.remote.filesystem import Traffic
 
 
@@ -69,6 +70,25 @@ class ConcatShards(ConcatDataset[Any]):
     def _looks_ahead(self) -> bool:
         """Whether any source fetches announced batches."""
         return any(part._looks_ahead for part in self.parts)
+
+    @property
+    def _keeps_samples(self) -> bool:
+        """Whether any source keeps samples that were read."""
+        return any(part._keeps_samples for part in self.parts)
+
+    def _flush(self) -> None:
+        """Write what is kept of the samples that were read in this process."""
+        for part in self.parts:
+            part._flush()
+
+    def _expect(self, upcoming: Upcoming | None) -> None:
+        """Say when the samples of the next batch are needed again."""
+        own: list[dict[int, int]] = [{} for _ in self.parts]
+        for index, window in () if upcoming is None else upcoming.windows.items():
+            number, local = self.locate(index)
+            own[number][local] = window
+        for part, windows in zip(self.parts, own, strict=True):
+            part._expect(None if upcoming is None else upcoming._replace(windows=windows))
 
     def _take_traffic(self) -> Traffic | None:
         """Return what reading took since the last call, over all sources."""

@@ -13,6 +13,7 @@ import numpy as np
 from headrace.webdatamodule.loading.batch_reading import Keys, Request, SkippedSample
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, at_beginning, has_state, samples_of
+from headrace.webdatamodule.loading.next_use import NextUses
 
 
 class Position(NamedTuple):
@@ -188,11 +189,15 @@ class Progress(EpochCursor):
 
 
 def requested(
-    batches: Any, iteration: Iteration, keys: Keys, draws_of: Callable[[Sequence[int]], Sequence[int] | None] | None
+    batches: Any,
+    iteration: Iteration,
+    keys: Keys,
+    draws_of: Callable[[Sequence[int]], Sequence[int] | None] | None,
+    next_uses: NextUses | None = None,
 ) -> Iterator[Request]:
     """The batches of an iteration behind those that it has delivered, noted as in flight.
 
-    `draws_of` is asked for the draws of each batch.
+    `draws_of` is asked for the draws of each batch, `next_uses` for when its samples are needed next.
     """
     start, stop, state_of = iteration.position, iteration.length, batches.state_dict if has_state(batches) else None
     given, before = iter(batches), hashlib.blake2b(digest_size=8)
@@ -213,7 +218,8 @@ def requested(
             raise _miscounted(batches, stop, "gives more")
         if step > start.steps:
             iteration.in_flight.append((batch, Position(step, state)))
-            yield Request(batch, keys, step - 1, draws)
+            upcoming = None if next_uses is None else next_uses.of(iteration.epoch, step - 1, batch)
+            yield Request(batch, keys, step - 1, draws, None, upcoming)
         elif step < stop and start.state not in (None, state):
             raise ValueError(OTHER_ORDER.format(kind=type(batches).__name__))
     if step < stop:

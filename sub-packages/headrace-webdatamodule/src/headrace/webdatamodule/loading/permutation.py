@@ -31,6 +31,7 @@ class Shuffle:
     def __init__(self, size: int, *key: int) -> None:
         self._size, self._key = size, derive(*key)
         self._order = _sorted(size, self._key) if size < SHORT else None
+        self._inverse: Indices | None = None
         self._rows = math.isqrt(max(size, 1) - 1) + 1
         self._columns = -(-size // self._rows)
 
@@ -43,11 +44,34 @@ class Shuffle:
             moved[outside] = self._moved(moved[outside])
         return moved
 
+    def places(self, numbers: Indices) -> Indices:
+        """The places of some numbers: the inverse of `take`.
+
+        >>> shuffle = Shuffle(10, 3, 0)
+        >>> shuffle.places(shuffle.take(2, 5)).tolist()
+        [2, 3, 4]
+        """
+        if self._order is not None:
+            if self._inverse is None:
+                self._inverse = np.argsort(self._order)
+            return self._inverse[numbers]
+        places = self._moved_back(numbers)
+        while (outside := np.flatnonzero(places >= self._size)).size:
+            places[outside] = self._moved_back(places[outside])
+        return places
+
     def _moved(self, places: Indices) -> Indices:
         row, column = places // self._columns, places % self._columns
         for turn in range(0, ROUNDS, 2):
             row = (row + _below(self._key, turn, column, self._rows)) % self._rows
             column = (column + _below(self._key, turn + 1, row, self._columns)) % self._columns
+        return row * self._columns + column
+
+    def _moved_back(self, places: Indices) -> Indices:
+        row, column = places // self._columns, places % self._columns
+        for turn in range(ROUNDS - 2, -1, -2):
+            column = (column - _below(self._key, turn + 1, row, self._columns)) % self._columns
+            row = (row - _below(self._key, turn, column, self._rows)) % self._rows
         return row * self._columns + column
 
 

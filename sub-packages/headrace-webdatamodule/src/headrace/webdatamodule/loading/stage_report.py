@@ -24,12 +24,16 @@ _SHOWN = 10  # skipped samples that a report names
 
 
 class RemoteReads(NamedTuple):
-    """What batches from another machine took: requests, bytes that came, bytes that were used, and late batches."""
+    """What batches from another machine took: requests, bytes that came, bytes that were used, and late batches.
+
+    `cached` are the bytes that a cache of samples gave, of those used.
+    """
 
     requests: int
     fetched: int
     used: int
     waited: int
+    cached: int = 0
 
 
 class Resumed(NamedTuple):
@@ -115,9 +119,11 @@ class LoaderReport:
         notes = [] if self.resumed is None else [str(self.resumed)]
         notes += [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
         if self.remote is not None:
-            requests, fetched, used, waited = self.remote
+            requests, fetched, used, waited, cached = self.remote
             suffix = f", {fetched / used:.2f} for each byte that was used" if used else ""
             notes.append(f"fetched: {fetched:,} bytes in {requests:,} requests{suffix}")
+            if cached:
+                notes.append(f"from the cache: {cached:,} bytes, {cached / used:.1%} of those that were used")
             notes.append(f"waited: {waited:,} of {batches} came more than {LATE * 1e3:g} ms late")
         notes.append(f"skipped as damaged: {_samples(len(self.skipped))}{times}")
         notes += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
@@ -232,7 +238,8 @@ class DeliveryStats:
     def add_remote(self, traffic: Sequence[int], *, late: bool) -> None:
         """Count what a batch from another machine took, and whether the loop waited for it."""
         before = self._remote or RemoteReads(0, 0, 0, 0)
-        self._remote = RemoteReads(*map(sum, zip(before, (*traffic, late), strict=True)))
+        requests, fetched, used, cached = traffic
+        self._remote = RemoteReads(*map(sum, zip(before, (requests, fetched, used, late, cached), strict=True)))
 
     def wait(self, asked: float, came: float) -> None:
         """Count the time for which the loop waited for a batch."""

@@ -30,6 +30,7 @@ from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, Lr
 from headrace.webdatamodule.shards.reading.shard_reader import Read, Sample, ShardReader
 
 if TYPE_CHECKING:
+    from headrace.webdatamodule.shards.reading.local_shards import Upcoming
     from headrace.webdatamodule.shards.remote.filesystem import Traffic
     from headrace.webdatamodule.shards.remote.lookahead import LookAhead
 
@@ -234,6 +235,8 @@ class IndexedShards:
 
     def _look_ahead(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
         """Announce batches that this process reads next, in their order; `anew` forgets those announced before."""
+        if anew:
+            self._flush()
         if self._ahead is None or self._ahead.process != os.getpid():
             self._ahead = self._shards.look_ahead(self._spans)
         if self._ahead is None:
@@ -243,6 +246,19 @@ class IndexedShards:
             with suppress(IndexError, TypeError):  # which the read of the batch finds, too
                 known.append(_positions(batch, len(self)))
         self._ahead.announce(known, anew=anew)
+
+    @property
+    def _keeps_samples(self) -> bool:
+        """Whether samples that were read are kept in a cache, by when they are needed next."""
+        return self._shards.keeps_samples
+
+    def _flush(self) -> None:
+        """Write what is kept of the samples that were read in this process."""
+        self._shards.flush()
+
+    def _expect(self, upcoming: Upcoming | None) -> None:
+        """Say when the samples of the next batch are needed again."""
+        self._shards.expect(upcoming)
 
     def _spans(self, wanted: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
         """For each shard the ranges of some samples that have to be fetched."""
@@ -411,6 +427,7 @@ class IndexedShards:
         """Close all files; what is read afterwards is opened again."""
         if self._ahead is not None:
             self._look_ahead([], anew=True)
+        self._flush()
         self._readers.clear()
         self._indexes.clear()
 
@@ -451,7 +468,8 @@ class IndexedShards:
     def _open(self, shard: int) -> tuple[ShardReader, Read]:
         verify = self._verify == "read"
         index = self._indexes.get(shard)
-        reader = self._shards.open_shard(index, self._members, verify=verify, max_bytes=self._max_bytes)
+        first, most = self._starts[shard], self._max_bytes
+        reader = self._shards.open_shard(index, self._members, first=first, verify=verify, max_bytes=most)
         if self._verify == "open":
             reader.check_all()
         return reader, reader.bind(reader.source.data)  # not inside the reader: nothing would close a cycle in time

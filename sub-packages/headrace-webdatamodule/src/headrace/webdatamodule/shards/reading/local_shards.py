@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy.typing as npt
 import xxhash
@@ -32,6 +32,13 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(://|::([a-zA-Z0-9+.-]+::)*[a-zA-Z][a
 _BRACES = re.compile(r"\{[^{}]*(\.\.|,)[^{}]*\}")
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
+
+
+class Upcoming(NamedTuple):
+    """When this node needs some samples next: the present window of steps, and that of each sample's next use."""
+
+    now: int
+    windows: Mapping[int, int]  # samples that are missing here are not needed again soon
 
 
 @dataclass(frozen=True)
@@ -94,10 +101,21 @@ class ShardSet:
         return open_index(self.path(number))
 
     def open_shard(
-        self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
+        self,
+        index: ShardIndex,
+        keys: Sequence[str] | None,
+        *,
+        first: int,  # noqa: ARG002 - for remote ones
+        verify: bool,
+        max_bytes: int = MAX_BYTES,
     ) -> ShardReader:
-        """Map a shard; the arguments are those of `ShardReader`."""
+        """Map a shard whose samples begin with the `first` one of the set; the others are as for `ShardReader`."""
         return ShardReader(index, map_shard(index, verified=verify), keys, verify=verify, max_bytes=max_bytes)
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether samples that were read are kept in a cache."""
+        return False
 
     @property
     def traffic(self) -> TrafficCounter | None:
@@ -107,6 +125,12 @@ class ShardSet:
     def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:  # noqa: ARG002 - for remote ones
         """What fetches batches before they are read, by a plan of their ranges; None where there is nothing to gain."""
         return None
+
+    def expect(self, upcoming: Upcoming | None) -> None:
+        """Say when the samples that are read next are needed again, to what keeps them."""
+
+    def flush(self) -> None:
+        """Write what is kept of the samples that were read."""
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Map a column of the manifest."""

@@ -1,4 +1,4 @@
-"""A directory of whole shards and indexes from another machine, of limited size, shared by processes."""
+"""A directory of shards, samples and indexes from another machine, of limited size, shared by processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import re
+import shutil
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,7 +33,8 @@ from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, Shar
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
 
 # Whatever else lies in the directory is not ours, and stays.
-_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}\.(tar|hri)")
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}\.(tar|hri|samples)")
+SAMPLES = ".samples"  # a folder
 _PART = ".part"
 _LOCKS = 64
 _PAUSE = 0.05
@@ -44,8 +46,7 @@ _Mapped: TypeAlias = bytes | mmap.mmap
 class Cache:
     """Keeps files, and evicts those that were not used for the longest time, but none of this process's datasets.
 
-    In a full shuffle all shards are used again before any is used twice, so that to evict one of them for another only
-    costs its way here: admitting files until the cache is full, and then none, is the best that can be done.
+    Beside files lie folders of samples, which count, and are evicted as a whole; see `SampleCache`.
 
     A file under its name is complete. Who makes one holds a lock, which ends with its process; who waited for the lock
     finds the file. What is evicted is unlinked: who has it open, or mapped, keeps it. Until then it takes room on the
@@ -83,7 +84,7 @@ class Cache:
         path = self.directory / name
         part = self.directory / f"{name}{_PART}"
         self.directory.mkdir(parents=True, exist_ok=True)
-        with self._lock(name):
+        with self.lock(name):
             found = self.find(name)
             if found is not None:
                 return found
@@ -99,7 +100,7 @@ class Cache:
                 fill(file)
                 file.flush()
                 os.fsync(file.fileno())
-                with self._lock():  # a file that gets its name meanwhile could be missed when sizes are added up
+                with self.lock():  # a file that gets its name meanwhile could be missed when sizes are added up
                     part.replace(path)
                     sync_directory(self.directory)
                 return file
@@ -112,19 +113,36 @@ class Cache:
         """Remove a file."""
         (self.directory / name).unlink(missing_ok=True)
 
-    def _lock(self, name: str = "") -> FileLock:
+    def make_room(self, nbytes: int, part: Path | None = None) -> int:
+        """Evict what this process does not want until so many bytes are free; return how many are.
+
+        Call it under `lock()`. `part` is the file that is being written, whose lock is held.
+        """
+        listed = self._listed()
+        room = self.max_bytes - sum(size for _, size, _ in listed)
+        wanted = self._wanted()
+        for _, size, path in listed:
+            if room >= nbytes:
+                break
+            if path != part and not _is_in(path, wanted) and self._evict(path, part):
+                room += size
+        return room
+
+    def lock(self, name: str = "") -> FileLock:
         """The lock of the directory, or that of a file and a few others."""
         which = f"-{crc32(name.encode()) % _LOCKS:02d}" if name else ""
         return FileLock(self.directory / f".lock{which}", mode=0o666, poll_interval=0.01)
 
     def _listed(self) -> list[tuple[int, int, Path]]:
+        """For each file when it was used last, its bytes, and its path; the least recently used ones first."""
         found: list[tuple[int, int, Path]] = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 if _NAME.fullmatch(entry.name.removesuffix(_PART)):
                     with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                         status = entry.stat()
-                        found.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
+                        nbytes = _folder_bytes(entry.path) if entry.is_dir() else status.st_size
+                        found.append((status.st_mtime_ns, nbytes, Path(entry.path)))
         return sorted(found)
 
     def _reserve(self, file: BinaryIO, nbytes: int, part: Path) -> bool | None:
@@ -132,24 +150,25 @@ class Cache:
 
         False where there may be room later, None where there will be none.
         """
-        wanted = [cache.wanted for cache in list(_IN_USE) if cache.directory == self.directory]
-        with self._lock():
-            listed = [(size, path, _is_in(path, wanted)) for _, size, path in self._listed()]
-            if nbytes > self.max_bytes - sum(size for size, _, is_wanted in listed if is_wanted):
+        with self.lock():
+            wanted = self._wanted()
+            if nbytes > self.max_bytes - sum(size for _, size, path in self._listed() if _is_in(path, wanted)):
                 return None
-            room = self.max_bytes - nbytes - sum(size for size, _, _ in listed)
-            for size, path, is_wanted in listed:
-                if room >= 0:
-                    break
-                if path != part and not is_wanted and self._evict(path, part):
-                    room += size
-            if room >= 0:
+            has_room = self.make_room(nbytes, part) >= nbytes
+            if has_room:
                 file.truncate(nbytes)
-            return room >= 0
+            return has_room
 
-    def _evict(self, path: Path, part: Path) -> bool:
-        lock = self._lock(path.name.removesuffix(_PART))
-        ours = lock.lock_file == self._lock(part.name.removesuffix(_PART)).lock_file
+    def _wanted(self) -> list[Collection[str]]:
+        """The names that datasets of this process want."""
+        return [cache.wanted for cache in list(_IN_USE) if cache.directory == self.directory]
+
+    def _evict(self, path: Path, part: Path | None) -> bool:
+        if path.suffix == SAMPLES:
+            shutil.rmtree(path, ignore_errors=True)  # a process that writes there makes the folder anew
+            return True
+        lock = self.lock(path.name.removesuffix(_PART))
+        ours = part is not None and lock.lock_file == self.lock(part.name.removesuffix(_PART)).lock_file
         if path.suffix != _PART or ours:  # nobody else writes under a lock that is held here
             path.unlink(missing_ok=True)
             return True
@@ -162,6 +181,15 @@ class Cache:
 
 
 _IN_USE: weakref.WeakSet[Cache] = weakref.WeakSet()  # of this process
+
+
+def _folder_bytes(folder: str) -> int:
+    nbytes = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                nbytes += entry.stat().st_size
+    return nbytes
 
 
 def _is_in(path: Path, wanted: list[Collection[str]]) -> bool:

@@ -45,11 +45,12 @@ class WrongBytesError(OSError):
 
 
 class Traffic(NamedTuple):
-    """Counts of remote reads: requests, bytes received, and bytes of the samples that were read."""
+    """Counts of remote reads: requests, bytes received, bytes of the samples that were read, and those from a cache."""
 
     requests: int = 0
     fetched: int = 0
     used: int = 0
+    cached: int = 0
 
     def __add__(self, other: tuple[int, ...]) -> Traffic:  # type: ignore[override]  # the sum of each number
         return Traffic(*map(sum, zip(self, other, strict=True)))
@@ -64,12 +65,12 @@ class TrafficCounter:
     def __reduce__(self) -> tuple[type[TrafficCounter], tuple[()]]:
         return TrafficCounter, ()
 
-    def add(self, requests: int = 0, fetched: int = 0, used: int = 0) -> None:
+    def add(self, requests: int = 0, fetched: int = 0, used: int = 0, cached: int = 0) -> None:
         """Count some."""
         if self._process != os.getpid():
             self.__init__()  # type: ignore[misc]  # what the parent counted is the parent's
         with self._lock:
-            self._total += (requests, fetched, used)
+            self._total += (requests, fetched, used, cached)
 
     def take(self) -> Traffic:
         """The sum since this was called last."""
@@ -243,7 +244,8 @@ class RemoteFiles:
             f"after {self._attempts()} attempts" if is_transient(error) else "which asking again would not change"
         )
         if isinstance(error, UnboundedBodyError):
-            reason += "; give cache_dir, and cache_bytes as large as all shards, or serve them where ranges are read"
+            cure = "give cache_dir, and cache_bytes as large as all shards (and no cache_unit='sample')"
+            reason += f"; {cure}, or serve them where ranges are read"
         return ShardError(f"{what}, {attempts}: {reason}", shard=url, offset=offset)
 
     def _attempts(self) -> int:
@@ -264,6 +266,7 @@ class KnownParts:
     """Some parts of a file, which give slices as all of its bytes would; each slice lies in one of them."""
 
     def __init__(self, data: Mapping[Span, bytes]) -> None:
+        self.data = data
         ordered = sorted(data.items())
         self._begins, self._parts = [begin for (begin, _), _ in ordered], [part for _, part in ordered]
 
@@ -273,6 +276,11 @@ class KnownParts:
         number = bisect_right(self._begins, wanted.start) - 1
         begin = self._begins[number]
         return self._parts[number][wanted.start - begin : wanted.stop - begin]
+
+    def holds(self, span: Span) -> bool:
+        """Whether a range lies in one of the parts."""
+        number = bisect_right(self._begins, span[0]) - 1
+        return span[0] >= span[1] or (number >= 0 and span[1] <= self._begins[number] + len(self._parts[number]))
 
 
 def _measured(got: Any, nbytes: int) -> bytes | BaseException:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from headrace.webdatamodule._arguments import check_seconds, checked_int
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
@@ -31,6 +32,7 @@ from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.local_shards import (
     Head,
     ShardSet,
+    Upcoming,
     expand_braces,
     head,
     is_url,
@@ -39,6 +41,7 @@ from headrace.webdatamodule.shards.reading.local_shards import (
 )
 from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardBytes, ShardReader
 from headrace.webdatamodule.shards.remote.cache import (
+    SAMPLES,
     Cache,
     beside,
     cached_index,
@@ -53,6 +56,7 @@ from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFi
 from headrace.webdatamodule.shards.remote.lookahead import WASTE, LookAhead, Wanted, merged
 from headrace.webdatamodule.shards.remote.object_store import ObjectStore, make_store
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
+from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache
 
 _THREADS = 16
 _WINDOW = 16 << 20
@@ -61,6 +65,7 @@ _WINDOW = 16 << 20
 _COLUMN, _WIDEST = 1 << 20, 1 << 17
 _INDEX, _INDEX_MOST = 1 << 20, 1 << 28
 _SET_INDEX_MOST = 1 << 26  # more would keep the first batch waiting: indexes of shards are fetched as they are needed
+CacheUnit: TypeAlias = Literal["auto", "shard", "sample"]
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
 
@@ -69,18 +74,20 @@ _Made = TypeVar("_Made")
 class Remote:
     """Where shards are on another machine, and how to read them there. `IndexedShards` takes it, or its URL alone.
 
-    Without a cache, a batch is read in as few requests as its members lie together. With one, whole shards are
-    copied there when they are first used, and checked, as far as they fit; pieces of the others are read. Processes of
-    one machine share it. Pieces need a web server that reads ranges; with a cache for all shards, one that sends whole
-    files only will do.
+    Without a cache, a batch is read in as few requests as its members lie together. A cache that has room for all
+    shards gets whole ones when they are first used, and checks them. A smaller one keeps the samples that were read,
+    as far as they fit. Processes of one machine share it. Pieces need a web server that reads ranges; with a cache of
+    whole shards, one that sends whole files only will do.
 
     Args:
         url: Of a directory with a manifest, of a manifest, of a tar file, or several of tar files in one place; numbers
             in braces are expanded. A query, as of signed URLs, is kept for all files that belong to it.
         storage_options: For fsspec's file system, such as `{"endpoint_url": ...}` or credentials.
-        cache_dir: Where to keep whole shards; None reads pieces.
-        cache_bytes: Bytes that the cache may have. Other datasets' shards are evicted to make room, those first that
-            were not used for the longest time; shards of datasets that are open in this process stay.
+        cache_dir: Where to keep shards or samples; None keeps nothing.
+        cache_bytes: Bytes that the cache may have. What other datasets have there is evicted to make room, that first
+            which was not used for the longest time; what datasets have that are open in this process stays.
+        cache_unit: What is kept: "shard" or "sample"; "auto" is "shard" where all shards fit, else "sample". With
+            samples, the first batch waits for its own bytes only.
         max_gap: Ranges are merged that are separated by at most this many bytes. Without `cache_dir`, and not in what
             workers fetch ahead: there at most 2 % of the bytes are fetched and not used.
         retry: How often to ask for ranges that failed.
@@ -97,13 +104,14 @@ class Remote:
         ValueError: An argument is not allowed.
 
     >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS
-    Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., lookahead=67108864)
+    Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., cache_unit='auto', lookahead=67108864)
     """
 
     url: str | Sequence[str]
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int = 100 << 30
+    cache_unit: CacheUnit = "auto"
     max_gap: int = 1 << 17
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout: float = 120.0
@@ -124,6 +132,8 @@ class Remote:
         checked_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
         checked_int("lookahead", self.lookahead, 0, "0 fetches a batch when it is read")
         check_seconds("timeout", self.timeout, above=True)
+        if self.cache_unit not in (units := get_args(CacheUnit)):
+            raise ValueError(f"cache_unit must be one of {', '.join(map(repr, units))}, got {self.cache_unit!r}")
         if not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
         object.__setattr__(self, "url", urls)
@@ -141,7 +151,7 @@ class Remote:
 
     @cached_property
     def cache(self) -> Cache | None:
-        """Keeps whole shards; None when pieces are read."""
+        """Keeps shards or samples; None when nothing is kept."""
         return None if self.cache_dir is None else Cache(os.fspath(self.cache_dir), self.cache_bytes)
 
     @cached_property
@@ -155,7 +165,8 @@ class RemoteSet(ShardSet):
     """Some shards on another machine."""
 
     remote: Remote
-    nbytes: tuple[int, ...] = ()  # of each shard, as the manifest says; empty when there is none
+    nbytes: tuple[int, ...]  # of each shard
+    caches: dict[Sequence[str] | None, SampleCache] = field(default_factory=dict, compare=False)  # by the members read
     concurrent: ClassVar[bool] = True
 
     @property
@@ -175,31 +186,66 @@ class RemoteSet(ShardSet):
             return remote.files.read_as(url, min(most, _SET_INDEX_MOST), lambda data: SetIndex(data, listed))
         return cached_set_index(remote.cache, remote.files, url, listed, min(most, remote.cache_bytes))
 
+    @property
+    def keeps_samples(self) -> bool:
+        """See `ShardSet`."""
+        cache, unit = self.remote.cache, self.remote.cache_unit
+        return cache is not None and (unit == "sample" or (unit == "auto" and sum(self.nbytes) > cache.max_bytes))
+
+    def sample_cache(self, keys: Sequence[str] | None) -> SampleCache | None:
+        """What keeps samples with these members; None where whole shards are kept, or nothing."""
+        cache = self.remote.cache
+        if cache is None or not self.keeps_samples:
+            return None
+        if keys not in self.caches:
+            data = xxhash.xxh3_128_hexdigest(repr((self.samples, self.checksums)).encode())
+            name = f"{data}-{xxhash.xxh3_64_hexdigest(repr((SAMPLE_CACHE_VERSION, keys)).encode())}{SAMPLES}"
+            self.caches[keys] = SampleCache(cache, name, sum(self.samples))
+        return self.caches[keys]
+
+    def expect(self, upcoming: Upcoming | None) -> None:
+        """See `ShardSet`."""
+        for cache in self.caches.values():
+            cache.expect(upcoming)
+
+    def flush(self) -> None:
+        """See `ShardSet`."""
+        for cache in self.caches.values():
+            cache.flush()
+
     def cached_names(self) -> frozenset[str]:
         """The names of all its files in a cache."""
         listed = Listed(self.set_fingerprint, self.checksums)
         named = ((self.path(number), checksum) for number, checksum in enumerate(self.checksums))
-        names = {cached_name(url, checksum, suffix) for url, checksum in named for suffix in (".tar", SUFFIX)}
+        suffixes = (SUFFIX,) if self.keeps_samples else (".tar", SUFFIX)
+        names = {cached_name(url, checksum, suffix) for url, checksum in named for suffix in suffixes}
         return frozenset(names | {set_index_name(_inside(self.folder, SET_INDEX_NAME), listed)})
 
     def read_index(self, number: int) -> ShardIndex:
         """Fetch the index of a shard, or map it in the cache."""
         url, remote = self.path(number), self.remote
-        most = most_index_bytes(self.nbytes[number]) if self.nbytes else _INDEX_MOST
+        most = most_index_bytes(self.nbytes[number])
         if remote.cache is not None:
             return cached_index(remote.cache, remote.files, url, self.checksums[number], most)
         return fetch_index(remote.files, url, most)
 
     def open_shard(
-        self, index: ShardIndex, keys: Sequence[str] | None, *, verify: bool, max_bytes: int = MAX_BYTES
+        self,
+        index: ShardIndex,
+        keys: Sequence[str] | None,
+        *,
+        first: int,
+        verify: bool,
+        max_bytes: int = MAX_BYTES,
     ) -> ShardReader:
         """See `ShardSet`: the shard in the cache, or one of which ranges are read."""
-        remote = self.remote
-        if remote.cache is not None:
+        remote, kept = self.remote, self.sample_cache(keys)
+        if remote.cache is not None and kept is None:
             source = cached_shard(remote.cache, remote.files, index, verified=verify)
             if source is not None:
                 return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
-        return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes)
+        of_shard = None if kept is None else _ShardSamples(kept, first)
+        return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes, kept=of_shard)
 
     @property
     def traffic(self) -> TrafficCounter:
@@ -207,9 +253,10 @@ class RemoteSet(ShardSet):
         return self.remote.files.traffic
 
     def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:
-        """See `ShardSet`; None where a cache has room for all shards."""
-        all_fits = self.remote.cache is not None and sum(self.nbytes) <= self.remote.cache.max_bytes
-        if all_fits or not self.remote.lookahead:
+        """See `ShardSet`; None where a cache has room for all shards, which are kept whole."""
+        cache = self.remote.cache
+        kept_whole = cache is not None and not self.keeps_samples and sum(self.nbytes) <= cache.max_bytes
+        if kept_whole or not self.remote.lookahead:
             return None
 
         files, store = self.remote.files, self.remote.store
@@ -255,7 +302,8 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         found = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
     else:
         heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
-        found = RemoteSet(**vars(of_heads(tuple(remote.url), heads)), remote=remote)
+        nbytes = tuple(nbytes for _, nbytes in heads)
+        found = RemoteSet(**vars(of_heads(tuple(remote.url), [one for one, _ in heads])), remote=remote, nbytes=nbytes)
     if remote.cache is not None:
         remote.cache.wanted = found.cached_names()
         _check_room(found, remote.cache)
@@ -290,34 +338,80 @@ class RangedShard(ShardReader):
         *,
         verify: bool,
         max_bytes: int = MAX_BYTES,
+        kept: _ShardSamples | None = None,
     ) -> None:
+        verify = verify or kept is not None  # what is kept has to be right
         if not verify:  # else each read finds out
             remote.files.check_shard(index)
         super().__init__(index, _Ranges(index, remote.files), keys, verify=verify, max_bytes=max_bytes)
-        self._remote = remote
+        self._remote, self._kept = remote, kept
 
     def read_many(self, numbers: Sequence[int], data: Any = None) -> list[Sample]:
         """See `ShardReader`."""
-        if data is None:
-            data = self._fetch(numbers) if self._remote.cache is None else self._fetch_exactly(numbers)
-        read = self.bind(data)
-        return [read(number) for number in numbers]
+        kept, lacking = self._load(numbers)
+        if data is None or (self._kept is not None and not all(map(data.holds, self.spans(lacking)))):
+            data = self._fetch(lacking) if self._remote.cache is None else self._fetch_exactly(lacking)
+        read = self.bind(_joined(kept, data))
+        samples = [read(number) for number in numbers]
+        self._keep(numbers, samples, lacking)
+        return samples
+
+    def _load(self, numbers: Sequence[int]) -> tuple[dict[Span, bytes], list[int]]:
+        """The members of some samples that a cache has, and the samples that it lacks."""
+        if self._kept is None:
+            return {}, list(numbers)
+        parts: dict[Span, bytes] = {}
+        lacking, cached = dict.fromkeys(numbers), 0
+        for number, word in self._kept.find(numbers).items():
+            spans = self.ranges(number)
+            nbytes = sum(end - begin for begin, end in spans)
+            blob = self._kept.cache.load(self._kept.first + number, word, nbytes)
+            if blob is not None:
+                parts.update(_cut(blob, spans))
+                del lacking[number]
+                cached += nbytes
+        self._remote.files.traffic.add(cached=cached)
+        return parts, list(lacking)
+
+    def _keep(self, numbers: Iterable[int], samples: Sequence[Sample], lacking: Collection[int]) -> None:
+        """Keep samples in a cache: those that it lacked, or all under the time of their next use."""
+        kept = self._kept
+        if kept is None or not (lacking or kept.cache.files_anew):
+            return
+        for number, sample in dict(zip(numbers, samples, strict=True)).items():
+            if kept.cache.files_anew or number in lacking:
+                kept.cache.keep(kept.first + number, [piece for key, piece in sample.items() if key != "__key__"])
 
     def missing(self, numbers: Sequence[int]) -> list[Span]:
-        """See `ShardReader`: all."""
-        return self.spans(numbers)
+        """See `ShardReader`: all, or what the cache lacks."""
+        if self._kept is None:
+            return self.spans(numbers)
+        found = self._kept.find(numbers)
+        first, nbytes = self._kept.first, {one: sum(end - begin for begin, end in self.ranges(one)) for one in found}
+        self._kept.cache.announce({first + one: (word, nbytes[one]) for one, word in found.items()})
+        return self.spans([number for number in numbers if number not in found])
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
         """See `ShardReader`; while a few samples are looked at, the next ones come."""
         small = min((number for number in self._too_large if start <= number < stop), default=stop)
         spans = windows(self._nbytes(range(start, small)), _WINDOW)
         parts = [range(start + begin, start + end) for begin, end in spans]
+
+        def fetch(part: range) -> tuple[KnownParts, set[int]]:
+            kept, lacking = self._load(part)
+            return _joined(kept, self._fetch(lacking)), set(lacking)
+
         with ThreadPoolExecutor(1) as pool:
-            coming = [pool.submit(self._fetch, part) for part in parts[:1]]
+            coming = [pool.submit(fetch, part) for part in parts[:1]]
             for number, part in enumerate(parts):
-                data = coming.pop().result()
-                coming.extend(pool.submit(self._fetch, later) for later in parts[number + 1 : number + 2])
-                yield from self.between_of(_Ranges(self.index, self._remote.files, data), part.start, part.stop)
+                data, lacking = coming.pop().result()
+                coming.extend(pool.submit(fetch, later) for later in parts[number + 1 : number + 2])
+                at, source = part.start, _Ranges(self.index, self._remote.files, data)
+                for samples in self.between_of(source, part.start, part.stop):
+                    read = range(at, at + len(samples))
+                    self._keep(read, samples, lacking)
+                    at = read.stop
+                    yield samples
         if small < stop:
             self._locate(small)
 
@@ -334,12 +428,41 @@ class RangedShard(ShardReader):
         return made
 
     def _fetch(self, numbers: Sequence[int]) -> KnownParts:
-        return self._remote.files.parts(self.index.shard, self.spans(numbers), self._remote.max_gap)
+        spans = self.spans(numbers)
+        return self._remote.files.parts(self.index.shard, spans, self._remote.max_gap) if spans else KnownParts({})
 
     def _fetch_exactly(self, numbers: Sequence[int]) -> KnownParts:
         """The same for a shard beside a cache: who keeps what fits wants few bytes of the rest, as look-ahead does."""
         spans = merged({0: self.spans(numbers)}, WASTE)[0]
         return KnownParts(dict(zip(spans, self._remote.files.ranges(self.index.shard, spans), strict=True)))
+
+
+class _ShardSamples(NamedTuple):
+    """The samples of a shard in a cache."""
+
+    cache: SampleCache
+    first: int  # its first sample, of all that the cache is for
+
+    def find(self, numbers: Sequence[int]) -> dict[int, int]:
+        """The words of the samples that may be there, by their numbers in the shard."""
+        found = self.cache.find([self.first + number for number in numbers])
+        return {sample - self.first: word for sample, word in found.items()}
+
+
+def _cut(blob: bytes, spans: Sequence[Span]) -> dict[Span, bytes]:
+    """The members of a sample, which lie one behind another in the cache, by their ranges in the shard."""
+    made, at = {}, 0
+    for begin, end in spans:
+        made[begin, end] = blob[at : at + end - begin]
+        at += end - begin
+    return made
+
+
+def _joined(kept: Mapping[Span, bytes], fetched: KnownParts) -> KnownParts:
+    """Parts from a cache and fetched ones, which may hold some of them, too: as parts they must not overlap."""
+    if not kept:
+        return fetched
+    return KnownParts({**{span: part for span, part in kept.items() if not fetched.holds(span)}, **fetched.data})
 
 
 class _Ranges(ShardBytes):
@@ -380,9 +503,11 @@ def most_index_bytes(shard_bytes: int) -> int:
     return min(_INDEX + 3 * shard_bytes, _INDEX_MOST)
 
 
-def _head(files: RemoteFiles, url: str) -> Head:
+def _head(files: RemoteFiles, url: str) -> tuple[Head, int]:
+    """What a reader has to know of a shard, and its bytes."""
     try:
-        return head(fetch_index(files, url, _INDEX_MOST))
+        index = fetch_index(files, url, _INDEX_MOST)
+        return head(index), index.shard_bytes
     except ShardError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
