@@ -1,6 +1,7 @@
 """Workers fetch the samples of announced batches while earlier ones are used."""
 
 import copy
+import gc
 import multiprocessing
 import os
 import random
@@ -544,3 +545,41 @@ def test_ranges_are_merged_within_a_bound_on_waste() -> None:
 def test_lookahead_is_checked(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="lookahead must be"):
         Remote("s3://a", lookahead=value, retry=RetryPolicy())
+
+
+def collected(samples: list[Any]) -> list[int]:
+    gc.collect()  # as happens by itself in a worker that reads more
+    return numbers(samples)
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from shard_server import served
+with served(Path(sys.argv[1])) as site:
+    print(site.url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
+@pytest.mark.parametrize("lookahead", [0, 1 << 20])
+def test_connections_of_the_main_process_outlive_its_forked_workers(folder: Path, lookahead: int) -> None:
+    """A worker that cleans up connections that it inherited takes them out of the epoll that it shares."""
+    command = [sys.executable, "-c", SERVER, str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        remote = Remote(url, timeout=4, retry=RetryPolicy(max_attempts=1), lookahead=lookahead)
+        made = IndexedShards(remote)
+        assert made[0]["json"] == [0]  # over a connection that is kept
+        loading = loader(made, multiprocessing_context="fork", collate_fn=collected)
+        assert sorted(flat(loading)) == list(range(COUNT))
+        loading.close()
+        assert made[3]["json"] == [3]
+    finally:
+        server.communicate("")  # which ends it
+    assert server.returncode == 0

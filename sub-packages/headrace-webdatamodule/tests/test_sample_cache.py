@@ -286,6 +286,12 @@ def test_a_wrong_unit_is_named(unit: Any) -> None:
         Remote("https://host/train", cache_unit=unit)
 
 
+@pytest.mark.parametrize("options", [{"cache_bytes": 5 << 20}, {"cache_unit": "sample"}])
+def test_a_cache_without_a_directory_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"cache_bytes and cache_unit need cache_dir, got none: give a directory"):
+        Remote("https://host/train", **options)
+
+
 # Damage
 
 

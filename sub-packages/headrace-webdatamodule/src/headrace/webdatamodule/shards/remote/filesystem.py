@@ -24,6 +24,9 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy, is_transient, retry
 
 Span = tuple[int, int]
+# In a process that is forked, a file system of the parent must not be cleaned up: closing its connections takes them out
+# of the epoll that both share, and the parent would wait for their answers for ever.
+_NEVER_COLLECTED: list[Any] = []
 _Got = TypeVar("_Got")
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
 _REASON = 500
@@ -238,7 +241,9 @@ class RemoteFiles:
         if isinstance(error, ShardError):
             return error
         reason = f"{type(error).__name__}: {str(error)[:_REASON]}"  # some quote all that came
-        if error.__cause__ is not None:
+        if isinstance(error, TimeoutError) and not str(error):
+            reason = f"no answer within {self._timeout:g} seconds"
+        elif error.__cause__ is not None:
             reason += f" ({type(error.__cause__).__name__}: {str(error.__cause__)[:_REASON]})"
         attempts = (
             f"after {self._attempts()} attempts" if is_transient(error) else "which asking again would not change"
@@ -259,6 +264,8 @@ class RemoteFiles:
         """The file system, and the path of a URL in it."""
         if self._process != os.getpid():  # connections do not survive a fork
             self._made, self._process = _file_system(self.url, self._options), os.getpid()
+            if not any(made is self._made for made in _NEVER_COLLECTED):
+                _NEVER_COLLECTED.append(self._made)
         return self._made, str(self._made._strip_protocol(url))
 
 

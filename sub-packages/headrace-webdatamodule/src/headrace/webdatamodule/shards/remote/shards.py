@@ -64,6 +64,7 @@ _WINDOW = 16 << 20
 # than three times the shard, and where the size of that is unknown.
 _COLUMN, _WIDEST = 1 << 20, 1 << 17
 _INDEX, _INDEX_MOST = 1 << 20, 1 << 28
+_CACHE_BYTES = 100 << 30
 _SET_INDEX_MOST = 1 << 26  # more would keep the first batch waiting: indexes of shards are fetched as they are needed
 CacheUnit: TypeAlias = Literal["auto", "shard", "sample"]
 _One = TypeVar("_One")
@@ -110,7 +111,7 @@ class Remote:
     url: str | Sequence[str]
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cache_dir: str | os.PathLike[str] | None = None
-    cache_bytes: int = 100 << 30
+    cache_bytes: int = _CACHE_BYTES
     cache_unit: CacheUnit = "auto"
     max_gap: int = 1 << 17
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -137,6 +138,8 @@ class Remote:
         if not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
         object.__setattr__(self, "url", urls)
+        if self.cache_dir is None and (self.cache_bytes, self.cache_unit) != (_CACHE_BYTES, "auto"):
+            raise ValueError("cache_bytes and cache_unit need cache_dir, got none: give a directory, or leave them out")
         if self.cache_dir is not None:
             Cache(os.fspath(self.cache_dir), self.cache_bytes)
         if self.obstore is not None:
