@@ -24,8 +24,8 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy, is_transient, retry
 
 Span = tuple[int, int]
-# In a process that is forked, a file system of the parent must not be cleaned up: closing its connections takes them out
-# of the epoll that both share, and the parent would wait for their answers for ever.
+# In a process that is forked, a file system of the parent must not be cleaned up: to close its connections takes them
+# out of the epoll that both share, and the parent would wait for their answers for ever.
 _NEVER_COLLECTED: list[Any] = []
 _Got = TypeVar("_Got")
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
