@@ -40,10 +40,10 @@ from headrace.size_aware_batching.planning.blocks import (
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.cursor import EpochCursor
 from headrace.size_aware_batching.planning.distribution import distribute_steps, last_known, n_steps
-from headrace.size_aware_batching.planning.fingerprint import WHOLE, differing, fingerprint
+from headrace.size_aware_batching.planning.fingerprint import WHOLE, differing, fingerprint, of_such_parts
 from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Batches, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
-from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, Strategy, StreamOversize
+from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, Strategy, StreamOversize, complete_record
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.planner import Planner, last_below, make_planner
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, warn_of_skipped
@@ -126,6 +126,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks.
         max_length: Sizes count as at most this; the collate function has to cut the samples.
         window: Samples that are planned together.
+        balanced_ranks: Number of ranks for which steps have equal work, as in `DistributedSizeAwareBatchSampler`.
         plan_cache: Directory in which the number of batches of each block is noted, so that all ranks and later runs
             share the counting for ``len()``: each begins with other blocks and takes over what others have noted. Best
             on a file system that all nodes share. Not for a shuffled ``"sequential"``. None: every process counts all.
@@ -171,13 +172,22 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         mesh: Mesh | None = None,
         max_length: float | Sequence[float | None] | None = None,
         window: int | None = None,
+        balanced_ranks: int = 64,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         one_of("oversize", oversize, STREAM_OVERSIZE)
         one_of("tail", tail, TAILS)
         self.options = Options(
-            strategy, cost, shuffle, max_items, batch_size_multiple, length_multiple, oversize, window
+            strategy,
+            cost,
+            shuffle,
+            max_items,
+            batch_size_multiple,
+            length_multiple,
+            oversize,
+            window,
+            balanced_ranks=balanced_ranks,
         )
         self.tail: Tail = tail
         self.seed = checked_seed(seed)
@@ -423,7 +433,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
             raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
         epoch = self._checked_epoch_of(state)
         position = checked_int("position", state["position"], end=self.n_samples + 1, noun=", the samples of the epoch")
-        record = RunRecord.of({**state, "epoch": epoch, "position": position})
+        record = complete_record(RunRecord.of({**state, "epoch": epoch, "position": position}))
         if self._cursor.overrules(epoch):
             return
         place, inside = self._place(epoch, position)
@@ -452,7 +462,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
                 )
         if (other := state["fingerprint"]) != (own := self._fingerprint):
             message = "state['fingerprint'] must be that of the same shards, budget and options, got "
-            if not isinstance(other, str) or len(other) != len(own):
+            if not of_such_parts(self._parts, other):
                 raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
             names = differing(self._parts, own, other)
             raise ValueError(

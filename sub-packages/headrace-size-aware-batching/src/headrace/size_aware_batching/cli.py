@@ -28,6 +28,7 @@ PASSED_ON = (
     "batch_size_multiple",
     "length_multiple",
     "shapes",
+    "balanced_ranks",
     "num_replicas",
     "oversize",
     "seed",
@@ -63,6 +64,7 @@ def parser() -> Parser:
     add("--batch-size-multiple", type=int, default=1, metavar="N", help="samples in a batch are a multiple of this")
     add("--length-multiple", type=int, default=1, metavar="N", help="padded lengths are a multiple of this")
     add("--shapes", type=int, metavar="N", help="distinct (count, length) shapes of padded batches, at most")
+    add("--balanced-ranks", type=int, default=64, metavar="N", help="world size with equal work in steps (default 64)")
     add(
         "--oversize",
         choices=OVERSIZE,

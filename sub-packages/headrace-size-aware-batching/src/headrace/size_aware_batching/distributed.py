@@ -40,13 +40,13 @@ from headrace.size_aware_batching.planning.distribution import (
     last_known,
     n_steps,
 )
-from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint
+from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint, of_such_parts
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
 from headrace.size_aware_batching.planning.known_sizes import KnownSizes
 from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.optimizer_steps import Segment, StepPlanner, TokenSchedule, TokenSteps
-from headrace.size_aware_batching.planning.options import Options, Oversize, Strategy
+from headrace.size_aware_batching.planning.options import ADDED, Options, Oversize, Strategy, complete_record
 from headrace.size_aware_batching.planning.order import ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.plan_cache import PlanCache, Sorted
@@ -161,6 +161,10 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             for ``"sequential"``, and with ``shuffle``, without ``sampler``.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
+        balanced_ranks: Number of ranks for which steps have equal work, on every divisor of it, too. So many batches of
+            like work follow one another, in an order of such groups that is random: with fewer, successive steps are
+            less alike. 1: batches come in random order, and steps have equal work by chance alone. With few batches it
+            is a divisor. Not for ``"sequential"``, nor with ``tokens_per_step``.
         work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
             batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
         tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), on all ranks and
@@ -217,6 +221,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         max_length: float | Sequence[float | None] | None = None,
         curriculum: int | None = None,
         window: int | None = None,
+        balanced_ranks: int = 64,
         work: Any = None,
         tokens_per_step: float | Sequence[tuple[int, float]] | None = None,
         accumulate: int | None = None,
@@ -235,6 +240,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             window,
             shapes=shapes,
             curriculum=curriculum,
+            balanced_ranks=balanced_ranks,
         )
         if curriculum is not None and sampler is not None:
             raise ValueError(
@@ -705,7 +711,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             one_of("accept", name, (*CHANGEABLE, DATA))
         epoch = self._checked_epoch_of(state)
         state = {**state, "epoch": epoch, "position": checked_int("position", state["position"], end=2**62)}
-        record, before, loaded = RunRecord.of(state), self._reweights, False
+        record, before, loaded = complete_record(RunRecord.of(state)), self._reweights, False
         try:  # a fingerprint is that of the weights there were
             self._set_reweights(record.settings(epoch, state["position"])["reweight"])
             loaded = self._load(state, record, accept)
@@ -963,9 +969,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         if (other := state["fingerprint"]) == (own := self._epoch_fingerprint(epoch)):
             return False
         message = "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got "
-        if not isinstance(other, str) or len(other) != len(own):
-            raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
         parts = self._fingerprint_parts(None)
+        if not of_such_parts(parts, other):
+            raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
         held = record.settings(epoch, state["position"])
         n_samples = held.get("n", len(self.sizes))
         if (accept and record.changes) and (DATA in accept or n_samples == len(self.sizes)):
@@ -1037,7 +1043,7 @@ def _refuse_beside_tokens(options: Options, tail: Tail) -> None:
         )
     if tail == "pad":
         raise ValueError("tail must be 'split' or 'drop' with tokens_per_step, got 'pad': a step has no repeats")
-    for name, usual in (("window", None), ("batch_size_multiple", 1), ("shapes", None)):
+    for name, usual in (("window", None), ("batch_size_multiple", 1), ("shapes", None), *ADDED.items()):
         if (value := getattr(options, name)) != usual:
             raise ValueError(f"{name} must be {usual} with tokens_per_step, whose steps are packed whole, got {value}")
 

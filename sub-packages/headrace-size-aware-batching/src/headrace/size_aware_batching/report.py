@@ -142,6 +142,9 @@ class PlanReport:
             plan was not compared with one without it.
         optimizer_steps: With ``tokens_per_step``: what the optimizer steps hold, else None.
         curriculum: With ``curriculum``: which samples may come in the epoch, else None.
+        autocorrelation: Correlation of the mean size in a step with that in the next one, over whole steps: near 1
+            successive steps hold samples of like sizes, see ``balanced_ranks``; 0 is random. NaN with fewer than three
+            steps, and where all have the same mean.
     """
 
     batches: int
@@ -167,6 +170,7 @@ class PlanReport:
     shapes_cost: float = 1.0
     optimizer_steps: OptimizerStepsReport | None = None
     curriculum: CurriculumReport | None = None
+    autocorrelation: float = math.nan
 
     @classmethod
     def of(
@@ -215,6 +219,7 @@ class PlanReport:
             shapes_cost=padded / unlimited if unlimited else 1.0,
             optimizer_steps=OptimizerStepsReport.of(plan),
             curriculum=plan.curriculum,
+            autocorrelation=autocorrelation(plan, num_replicas, column_of_sizes),
         )
 
     def __str__(self) -> str:
@@ -316,6 +321,18 @@ def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:
     return relative
 
 
+def autocorrelation(plan: BatchPlan, num_replicas: int, column: int = 0) -> float:
+    """Return the correlation of the mean size in a step with that in the next one, over whole steps."""
+    whole = len(plan) // num_replicas * num_replicas
+    offsets = plan.offsets[: whole + 1 : num_replicas]
+    if len(offsets) < 4:
+        return math.nan
+    means = reduced(np.add, samples_of_plan(plan)[: offsets[-1], column], offsets) / np.diff(offsets)
+    now, following = means[:-1] - means[:-1].mean(), means[1:] - means[1:].mean()
+    spread = float(np.sqrt((now**2).sum() * (following**2).sum()))
+    return float((now * following).sum()) / spread if spread > 1e-9 * float((means**2).sum()) else math.nan
+
+
 def co_occurrence(plan: BatchPlan, other: BatchPlan) -> float:
     """Return how many times as often as by chance samples that share a batch share one in another plan, too.
 
@@ -377,6 +394,6 @@ def _shown(name: str, value: Any) -> str:
         return ""
     if name in ("fill", "padding"):
         return f"{value:.2%}"
-    if name in ("imbalance", "co_occurrence", "shapes_cost"):
+    if name in ("imbalance", "co_occurrence", "shapes_cost", "autocorrelation"):
         return "-" if math.isnan(value) else f"{value:.4f}"
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"

@@ -54,6 +54,7 @@ CHANGEABLE = (  # arguments that a run may change; in the order of the signature
     "max_length",
     "curriculum",
     "window",
+    "balanced_ranks",
     "tokens_per_step",
 )
 DATA = "data"  # samples that were appended

@@ -11,17 +11,19 @@ from headrace.size_aware_batching.planning.curriculum import Competence, turns
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, Tail, last_steps
 from headrace.size_aware_batching.planning.random import random_words
 
-# Batches of like work that stay together at most; world sizes that divide it gain most. 16, 64, 256: of 1,000,000
-# lognormal sizes the largest of 64 ranks has 1.022, 1.0006, 1.0007 times the mean work, padded 1.215, 1.006, 1.006.
-LONGEST_CHUNK = 64
 # Chunks that there are at least, where there are so many batches. 1, 4, 16: of 63 padded batches the largest of 8 ranks
 # has 1.039, 1.031, 1.210 times the mean work.
 FEWEST_CHUNKS = 4
 
 
-def chunk_length(n_batches: int) -> int:
-    """Return how many batches of like work stay together: 64, or fewer where that would leave few chunks."""
-    return min(LONGEST_CHUNK, 1 << max(0, (n_batches // FEWEST_CHUNKS).bit_length() - 1))
+def chunk_length(n_batches: int, balanced_ranks: int) -> int:
+    """Return how many batches of like work stay together: one for each rank, or a divisor where that leaves few chunks.
+
+    >>> [chunk_length(n_batches, 64) for n_batches in (1000, 100, 3)], chunk_length(100, 48)
+    ([64, 16, 1], 24)
+    """
+    most = min(balanced_ranks, max(1, n_batches // FEWEST_CHUNKS))
+    return next(length for length in range(most, 0, -1) if balanced_ranks % length == 0)
 
 
 def shuffle_sorted_chunks(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from headrace.size_aware_batching._validation import checked_flag, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
+from headrace.size_aware_batching.planning.run_record import RunRecord
 from headrace.size_aware_batching.planning.shapes import checked_shapes
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
@@ -13,8 +14,17 @@ Oversize = Literal["raise", "skip", "own_batch", "split"]
 StreamOversize = Literal["raise", "skip", "own_batch"]  # of elements that have no index
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
 LARGEST_MULTIPLE = 2**31
+# Options that states of older builds lack, and what these builds did.
+ADDED = {"balanced_ranks": 64}
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch", "split")
 STREAM_OVERSIZE: tuple[StreamOversize, ...] = ("raise", "skip", "own_batch")
+
+
+def complete_record(record: RunRecord) -> RunRecord:
+    """Add the options that a record of an older build lacks, in place."""
+    if record.changes and "options" in record.changes[0]:
+        record.changes[0]["options"] = {**ADDED, **record.changes[0]["options"]}
+    return record
 
 
 @dataclass(frozen=True)
@@ -31,10 +41,11 @@ class Options:
     window: int | None = None
     shapes: int | Sequence[tuple[int, int]] | None = None
     curriculum: int | None = None
+    balanced_ranks: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum"):
-            end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum", "balanced_ranks"):
+            end = LARGEST_MULTIPLE + 1 if name.endswith(("multiple", "ranks")) else None
             object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
         if isinstance(self.shapes, Sequence) and not isinstance(self.shapes, str):
             object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))
@@ -70,6 +81,11 @@ class Options:
             raise ValueError(
                 f"batch_size_multiple={self.batch_size_multiple} goes with strategy='bucketed' and 'sequential', "
                 f"got {self.strategy!r}"
+            )
+        if self.balanced_ranks != ADDED["balanced_ranks"] and self.strategy == "sequential":
+            raise ValueError(
+                f"balanced_ranks={self.balanced_ranks} goes with strategy='stratified', 'packed' and 'bucketed', got "
+                "'sequential', which keeps the order of the samples: leave it out"
             )
         if self.max_items is not None and self.max_items < self.batch_size_multiple:
             raise ValueError(

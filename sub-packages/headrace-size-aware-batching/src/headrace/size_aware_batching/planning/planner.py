@@ -215,6 +215,7 @@ class StrataPlanner(GroupPlanner):
         ramp: Number of batches of a curriculum, 0 for none.
         listed: Number of batches of the epoch that come before, of another planner.
         descending: Their sizes, where they are one number each.
+        balanced_ranks: Number of ranks for which steps are balanced.
     """
 
     def __init__(
@@ -227,8 +228,9 @@ class StrataPlanner(GroupPlanner):
         ramp: int = 0,
         listed: int = 0,
         descending: Any = None,
+        balanced_ranks: int = 64,
     ) -> None:
-        self.descending = descending
+        self.descending, self.balanced_ranks = descending, balanced_ranks
         self.by_size, self.strata, self.full, self.short, self.work = order, strata, full, short, work
         self.ramp, self.passed, self.listed = ramp, 0, listed  # passed: batches of the epochs before
         together = max(1, LISTED // strata.depth)
@@ -289,7 +291,8 @@ class StrataPlanner(GroupPlanner):
         begins = np.cumsum(lengths) - lengths
         key, before = int(fold_in(epoch_key, first, 1)[0]), int(self._before[group])
         share = self._share if self.passed + before < self.ramp else None
-        goes_to = shuffle_sorted_chunks(work, key, self.listed + before, chunk_length(work.size), share)
+        length = chunk_length(work.size, self.balanced_ranks)
+        goes_to = shuffle_sorted_chunks(work, key, self.listed + before, length, share)
         comes_from = np.empty_like(goes_to)
         comes_from[goes_to] = np.arange(len(goes_to))
         begins, lengths = begins[comes_from], lengths[comes_from]
@@ -510,7 +513,8 @@ def in_strata(
     else:  # in a file that all processes share: a list of their work would be each one's own
         work = work_of_stored(sized.work, order)
     kept = descending if sized.sizes.ndim == 1 else None
-    return StrataPlanner(order, strata, full, short, work, ramp.batches if ramp else 0, listed, kept)
+    ramp_batches = ramp.batches if ramp else 0
+    return StrataPlanner(order, strata, full, short, work, ramp_batches, listed, kept, options.balanced_ranks)
 
 
 def work_of_stored(work: NDArray[np.float64], samples: NDArray[Any]) -> Work:
