@@ -437,11 +437,25 @@ def test_a_state_is_small_and_plain() -> None:
         ({"way": ("packed", "sum")}, "differs in strategy"),
         ({"tail": "pad"}, "differs in tail"),
         ({"max_length": 50}, "differs in max_length"),
+        ({"balanced_ranks": 8}, r"differs in balanced_ranks \(here 8\)"),
     ],
 )
 def test_a_state_of_other_options_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make((SIZES, 300), **options).load_state_dict(state_of())
+
+
+def test_balanced_ranks_change_the_order_of_the_batches_of_a_block_and_no_batch() -> None:
+    usual, other = (make((SIZES, 300), balanced_ranks=ranks, block=len(SIZES)) for ranks in (64, 1))
+    found = list(usual), list(other)
+    assert found[0] != found[1]
+    assert sorted(found[0]) == sorted(found[1])
+    state = state_of()
+    first, *changes = state["run"]
+    older = {name: value for name, value in first["options"].items() if name != "balanced_ranks"}
+    resumed = make((SIZES, 300))
+    resumed.load_state_dict(state | {"run": (first | {"options": older}, *changes)})
+    assert resumed.state_dict() == state
 
 
 def test_a_state_of_other_shards_sizes_or_classes_is_refused() -> None:

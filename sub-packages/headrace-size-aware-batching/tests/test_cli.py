@@ -102,6 +102,8 @@ def test_json_holds_what_the_sampler_reports(
         "1000",
         "--max-items",
         "40",
+        "--balanced-ranks",
+        "4",
     ]
     result = json.loads(printed(capsys, lengths, "--budget", "8192", *words, "--json"))
     sampler = DistributedSizeAwareBatchSampler(
@@ -114,6 +116,7 @@ def test_json_holds_what_the_sampler_reports(
         seed=3,
         max_length=1000,
         max_items=40,
+        balanced_ranks=4,
     )
     assert result["plans"] == {usual: json.loads(json.dumps(vars(sampler.report(2))))}
     assert (result["samples"], result["budget"], result["num_replicas"]) == (4000, [8192], 4)

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_of_sizes import examples
 
-from headrace.size_aware_batching.planning.distribution import shuffle_sorted_chunks
+from headrace.size_aware_batching.planning.distribution import FEWEST_CHUNKS, chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.planner import make_planner
 from headrace.size_aware_batching.planning.prepared import prepare
 
 
 @examples(50)
-@given(st.lists(st.floats(0, 1e9), max_size=300), st.integers(0, 500), st.sampled_from([1, 4, 64]))
+@given(st.lists(st.floats(0, 1e9), max_size=300), st.integers(0, 500), st.sampled_from([1, 4, 6, 48, 64]))
 def test_arranging_is_a_permutation_whose_groups_are_alike(work: list[float], before: int, group: int) -> None:
     costs = np.array(work)
     places = shuffle_sorted_chunks(costs, 7, before, group)
@@ -25,6 +25,15 @@ def test_arranging_is_a_permutation_whose_groups_are_alike(work: list[float], be
     for start in range(first, len(work) - group + 1, group):  # whole groups hold neighbours in the sorted costs
         ranks = ordered[start : start + group]
         assert ranks.max() - ranks.min() == group - 1
+
+
+@given(st.integers(0, 5000), st.integers(1, 500))
+def test_a_chunk_is_a_divisor_of_the_ranks_and_few_batches_make_some_chunks(n_batches: int, ranks: int) -> None:
+    length = chunk_length(n_batches, ranks)
+    assert ranks % length == 0
+    assert length == 1 or length * FEWEST_CHUNKS <= n_batches
+    longer = [each for each in range(length + 1, ranks + 1) if ranks % each == 0]
+    assert all(each * FEWEST_CHUNKS > n_batches for each in longer)
 
 
 def test_steps_are_balanced_by_the_work_that_is_given() -> None:

@@ -60,6 +60,41 @@ def test_steps_cost_the_same_on_all_ranks(kind: tuple[int, int], most: float, ra
     assert plan(kind, count=1_000_000)[0].report(ranks).imbalance <= most
 
 
+# By the balanced ranks: the largest autocorrelation of steps, and imbalance, on 1, 8 and 64 ranks.
+WAVES: dict[str, dict[int, tuple[tuple[float, float], ...]]] = {
+    "bucketed": {
+        64: ((0.99, 1.0), (0.9, 1.001), (0.1, 1.006)),
+        8: ((0.9, 1.0), (0.1, 1.001), (0.25, 1.35)),
+        1: ((0.05, 1.0), (0.1, 1.35), (0.25, 1.45)),
+    },
+    "stratified": {
+        64: ((0.85, 1.0), (0.7, 1.0002), (0.25, 1.001)),
+        8: ((0.75, 1.0), (0.1, 1.0002), (0.25, 1.03)),
+        1: ((0.05, 1.0), (0.1, 1.03), (0.25, 1.045)),
+    },
+    "packed": {
+        64: ((0.6, 1.0), (0.5, 1.0001), (0.25, 1.0002)),
+        8: ((0.5, 1.0), (0.1, 1.0001), (0.25, 1.004)),
+        1: ((0.05, 1.0), (0.1, 1.004), (0.25, 1.005)),
+    },
+}
+
+
+@pytest.mark.parametrize("strategy", list(WAVES))
+def test_with_fewer_balanced_ranks_successive_steps_are_less_alike(strategy: str) -> None:
+    cost = "padded" if strategy == "bucketed" else "sum"
+    fills = set()
+    for ranks, bounds in WAVES[strategy].items():
+        planned = plan(USUAL, strategy=strategy, cost=cost, balanced_ranks=ranks)[0]
+        for world, (most_alike, most_imbalance) in zip((1, 8, 64), bounds, strict=True):
+            report = planned.report(world)
+            assert report.autocorrelation <= most_alike, (ranks, world)
+            assert report.imbalance <= most_imbalance, (ranks, world)
+            fills.add((report.batches, round(report.fill, 12)))
+    assert len(fills) == 1
+    assert plan(USUAL, strategy=strategy, cost=cost)[0].report().autocorrelation > 0.4  # runs of 64, the default
+
+
 @pytest.mark.parametrize("kind", [USUAL, HEAVY])
 def test_samples_share_a_batch_again_as_seldom_as_by_chance(kind: tuple[int, int]) -> None:
     sampler = DistributedSizeAwareBatchSampler(lengths(kind[0]), kind[1])

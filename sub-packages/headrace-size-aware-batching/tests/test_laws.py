@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from strategies_of_sizes import Case, cases, examples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.planning.distribution import chunk_length
 from headrace.size_aware_batching.planning.last_step import TAILS, Tail
 from headrace.size_aware_batching.planning.options import STRATEGIES, Oversize, Strategy
+from headrace.size_aware_batching.report import batch_work
 
 Way = tuple[Strategy, Literal["sum", "padded"]]
 WAYS: list[Way] = [
@@ -123,6 +126,63 @@ def test_resuming_at_any_step_and_any_world_size_leaves_the_exact_remainder(
     if len(case[0]) >= steps * world:
         assert set(rest) == everything - set(delivered)
     assert set(rest) | set(delivered) == everything
+
+
+balanced_ranks = st.sampled_from([1, 2, 3, 6, 8, 12, 48, 64, 100])
+shuffled_ways = st.sampled_from([way for way in WAYS if way[0] != "sequential"])
+
+
+@examples(50)
+@given(cases(), shuffled_ways, windows, st.booleans(), st.integers(0, 3), balanced_ranks)
+def test_the_balanced_ranks_change_the_order_of_the_batches_alone(
+    case: Case, way: Way, window: int | None, shuffle: bool, epoch: int, ranks: int
+) -> None:
+    found = []
+    for number in (64, ranks):
+        sampler = make(case, way, window=window, shuffle=shuffle, balanced_ranks=number)
+        sampler.set_epoch(epoch)
+        found.append([*map(tuple, sampler)])
+        assert len(found[-1]) == len(sampler)
+    assert sorted(found[0]) == sorted(found[1])
+    assert all(cost_of(list(batch), case[0], way[1]) <= case[1] for batch in found[1])
+
+
+@examples(50)
+@given(cases(), shuffled_ways, st.integers(0, 3), balanced_ranks)
+def test_steps_hold_neighbours_in_work_on_every_divisor_of_the_balanced_ranks(
+    case: Case, way: Way, epoch: int, ranks: int
+) -> None:
+    sampler = make(case, way, balanced_ranks=ranks)
+    plan = sampler.plan(epoch)
+    length, work = chunk_length(len(plan), ranks), batch_work(plan)
+    runs = work[: len(work) // length * length]
+    for world in range(1, length + 1):
+        if length % world == 0:
+            steps = np.sort(runs.reshape(-1, world), axis=1)
+            steps = steps[np.lexsort((steps[:, -1], steps[:, 0]))]  # no batch of one is between two of another
+            assert (steps[1:, 0] >= steps[:-1, -1] * (1 - 1e-9)).all()
+
+
+@pytest.mark.slow
+@repeats
+@examples(30)
+@given(cases(), shuffled_ways, windows, balanced_ranks, st.integers(1, 16), st.integers(1, 16), st.data())
+def test_any_balanced_ranks_resume_at_any_step_and_any_world_size(
+    case: Case, way: Way, window: int | None, ranks: int, world: int, other: int, data: st.DataObject
+) -> None:
+    options: dict[str, Any] = {"window": window, "balanced_ranks": ranks}
+    uninterrupted = all_ranks(case, way, world, **options)
+    steps = len(uninterrupted[0])
+    stop = data.draw(st.integers(0, steps))
+    running = make(case, way, world, 0, **options)
+    assert [*islice(running, stop)] == uninterrupted[0][:stop]
+    state = running.state_dict()
+    assert all_ranks(case, way, world, state, **options) == [rank[stop:] for rank in uninterrupted]
+    delivered = samples([rank[:stop] for rank in uninterrupted])
+    rest = samples(all_ranks(case, way, other, state, **options))
+    if len(case[0]) >= steps * world:
+        assert set(rest) == set(range(len(case[0]))) - set(delivered)
+    assert set(rest) | set(delivered) == set(range(len(case[0])))
 
 
 @repeats

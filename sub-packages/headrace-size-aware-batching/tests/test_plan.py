@@ -106,6 +106,16 @@ def test_co_occurrence_is_one_for_random_batches_and_many_for_equal_ones() -> No
     assert np.isnan(first.report().co_occurrence)
 
 
+def test_a_report_says_how_alike_successive_steps_are() -> None:
+    sizes = np.array([1, 1, 3, 1, 5, 3, 7, 9, 2])
+    plan = BatchPlan(np.arange(9), np.arange(0, 10), sizes, (9,))
+    means = [1, 2, 4, 8]  # of steps of two; one batch is left over
+    assert plan.report(2).autocorrelation == pytest.approx(np.corrcoef(means[:-1], means[1:])[0, 1])
+    assert np.isnan(plan.report(4).autocorrelation)
+    assert "autocorrelation" in str(plan.report(2))
+    assert np.isnan(BatchPlan(np.arange(9), np.arange(0, 10), np.full(9, 0.1), (9,)).report(1).autocorrelation)
+
+
 STEPS: dict[str, Any] = {"tokens_per_step": 1900, "num_replicas": 2, "rank": 0}
 
 

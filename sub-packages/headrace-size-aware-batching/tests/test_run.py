@@ -25,6 +25,7 @@ OPTIONS: dict[str, list[Any]] = {
     "max_items": [None, 9],
     "tail": ["split", "pad", "drop"],
     "window": [None, 64],
+    "balanced_ranks": [64, 1, 6],
 }
 
 
@@ -133,6 +134,8 @@ class Run:
         states = [rank.state_dict() for rank in self.ranks]
         assert all(state == states[0] for state in states)
         self.world = world
+        if (self.options | changed).get("strategy") == "sequential":  # which has none
+            changed = changed | {"balanced_ranks": 64}
         accept = {name for name, value in changed.items() if self.options.get(name) != value}
         if grow:
             accept.add("data")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.size_aware_batching._validation import checked_flag, one_of, shown, whole_number
+from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.run_record import RunRecord
 from headrace.size_aware_batching.planning.shapes import checked_shapes
@@ -44,9 +44,11 @@ class Options:
     balanced_ranks: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum", "balanced_ranks"):
-            end = LARGEST_MULTIPLE + 1 if name.endswith(("multiple", "ranks")) else None
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum"):
+            end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
             object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
+        ranks = checked_int("balanced_ranks", self.balanced_ranks, 1, LARGEST_MULTIPLE + 1)
+        object.__setattr__(self, "balanced_ranks", ranks)
         if isinstance(self.shapes, Sequence) and not isinstance(self.shapes, str):
             object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))
         else:
