@@ -139,6 +139,21 @@ def worth(kind: str, count: int) -> None:
         )
 
 
+def waves(count: int) -> None:
+    """Print how alike successive steps are, and their imbalance, by the ranks that steps are balanced for."""
+    sizes = lengths(2048, count)
+    for way, cost in WAYS.items():
+        for ranks in (64, 8, 1) if way != "sequential" else ():
+            options: dict[str, Any] = {"strategy": way, "cost": cost, "balanced_ranks": ranks}
+            plan = DistributedSizeAwareBatchSampler(sizes, 16384, **options).plan()
+            reports = {world: plan.report(world) for world in (1, 8, 64)}
+            figures = [f"{n}: {one.autocorrelation:5.2f}, {one.imbalance:.4f}" for n, one in reports.items()]
+            print(
+                f"usual  {count:.0e} {way:11} balanced ranks {ranks:2}, fill {reports[1].fill:.5f}, "
+                f"autocorrelation and imbalance at ranks {'; '.join(figures)}"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--samples", type=lambda word: int(float(word)), default=10_000_000)
@@ -146,6 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     for kind in KINDS:
         worth(kind, options.samples)
+    waves(min(options.samples, 300_000))
     for kind in KINDS:
         access(kind, options.samples)
     memory(options.samples)

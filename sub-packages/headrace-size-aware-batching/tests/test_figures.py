@@ -95,6 +95,25 @@ def test_with_fewer_balanced_ranks_successive_steps_are_less_alike(strategy: str
     assert plan(USUAL, strategy=strategy, cost=cost)[0].report().autocorrelation > 0.4  # runs of 64, the default
 
 
+def test_steps_of_a_number_of_ranks_that_64_is_no_multiple_of_are_balanced_where_that_is_asked_for() -> None:
+    usual, asked = (
+        plan(USUAL, strategy="bucketed", cost="padded", balanced_ranks=ranks)[0].report(48).imbalance
+        for ranks in (64, 48)
+    )
+    assert usual > 1.03
+    assert asked <= 1.006
+
+
+def test_steps_that_begin_in_the_middle_of_a_group_are_balanced_better_by_larger_groups() -> None:
+    found = {}
+    for ranks in (64, 8):
+        planned = plan(USUAL, 20_000, strategy="bucketed", cost="padded", balanced_ranks=ranks)[0]
+        assert planned.report(8).imbalance <= 1.01
+        found[ranks] = planned[4:].report(8).imbalance
+    assert found[64] <= 1.02
+    assert 1.05 < found[8] <= 1.12
+
+
 @pytest.mark.parametrize("kind", [USUAL, HEAVY])
 def test_samples_share_a_batch_again_as_seldom_as_by_chance(kind: tuple[int, int]) -> None:
     sampler = DistributedSizeAwareBatchSampler(lengths(kind[0]), kind[1])

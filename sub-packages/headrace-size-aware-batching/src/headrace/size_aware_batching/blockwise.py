@@ -43,7 +43,13 @@ from headrace.size_aware_batching.planning.distribution import distribute_steps,
 from headrace.size_aware_batching.planning.fingerprint import WHOLE, differing, fingerprint, of_such_parts
 from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Batches, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
-from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, Strategy, StreamOversize, complete_record
+from headrace.size_aware_batching.planning.options import (
+    STREAM_OVERSIZE,
+    Options,
+    Strategy,
+    StreamOversize,
+    complete_record,
+)
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.planner import Planner, last_below, make_planner
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, warn_of_skipped
@@ -127,6 +133,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         max_length: Sizes count as at most this; the collate function has to cut the samples.
         window: Samples that are planned together.
         balanced_ranks: Number of ranks for which steps have equal work, as in `DistributedSizeAwareBatchSampler`.
+            Groups begin in each block, and some steps straddle two: give a multiple of your number of ranks.
         plan_cache: Directory in which the number of batches of each block is noted, so that all ranks and later runs
             share the counting for ``len()``: each begins with other blocks and takes over what others have noted. Best
             on a file system that all nodes share. Not for a shuffled ``"sequential"``. None: every process counts all.

@@ -161,10 +161,12 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             for ``"sequential"``, and with ``shuffle``, without ``sampler``.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
-        balanced_ranks: Number of ranks for which steps have equal work, on every divisor of it, too. So many batches of
-            like work follow one another, in an order of such groups that is random: with fewer, successive steps are
-            less alike. 1: batches come in random order, and steps have equal work by chance alone. With few batches it
-            is a divisor. Not for ``"sequential"``, nor with ``tokens_per_step``.
+        balanced_ranks: Number of ranks for which steps have equal work; on its divisors, too. So many batches of like
+            work follow one another, and these groups come in random order: the fewer, the less alike are successive
+            steps. Your number of ranks is the fewest that keeps steps balanced; with 1 all batches come in random
+            order. An epoch of few batches takes a divisor. With a ``sampler`` or ``shuffle=False`` groups begin in each
+            window, and some steps straddle two: give a multiple. Not for ``"sequential"``, nor with
+            ``tokens_per_step``.
         work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
             batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
         tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), on all ranks and

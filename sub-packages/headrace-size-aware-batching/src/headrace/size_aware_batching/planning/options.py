@@ -23,7 +23,8 @@ STREAM_OVERSIZE: tuple[StreamOversize, ...] = ("raise", "skip", "own_batch")
 def complete_record(record: RunRecord) -> RunRecord:
     """Add the options that a record of an older build lacks, in place."""
     if record.changes and "options" in record.changes[0]:
-        record.changes[0]["options"] = {**ADDED, **record.changes[0]["options"]}
+        options = record.changes[0]["options"]
+        record.changes[0]["options"] = {**options, **{name: options.get(name, value) for name, value in ADDED.items()}}
     return record
 
 
