@@ -180,6 +180,8 @@ def test_a_state_without_balanced_ranks_is_one_of_64(begun: int) -> None:
     assert len(resumed.state_dict()["run"]) == 1  # nothing has changed in the run
     with pytest.raises(ValueError, match=r"differs in balanced_ranks \(here 8\).* \(balanced_ranks=64\).*go on with"):
         made(num_replicas=1, rank=0, balanced_ranks=8).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"differs in max_total_size \(here 301\): construct"):  # and in nothing else
+        made(num_replicas=1, rank=0, max_total_size=301).load_state_dict(state)
 
 
 def test_other_balanced_ranks_are_accepted_by_name_and_the_rest_comes_in_their_order() -> None:
