@@ -14,8 +14,8 @@ Oversize = Literal["raise", "skip", "own_batch", "split"]
 StreamOversize = Literal["raise", "skip", "own_batch"]  # of elements that have no index
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
 LARGEST_MULTIPLE = 2**31
-# Options that states of older builds lack, and what these builds did. 16, 64, 256 balanced ranks: of 1,000,000 lognormal
-# sizes the largest of 64 ranks has 1.022, 1.0006, 1.0007 times the mean work, padded 1.215, 1.006, 1.006.
+# Options that states of older builds lack, and what these builds did. 16, 64, 256 balanced ranks: of 1,000,000
+# lognormal sizes the largest of 64 ranks has 1.022, 1.0006, 1.0007 times the mean work, padded 1.215, 1.006, 1.006.
 ADDED = {"balanced_ranks": 64}
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch", "split")
 STREAM_OVERSIZE: tuple[StreamOversize, ...] = ("raise", "skip", "own_batch")
