@@ -27,6 +27,7 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
+from headrace.webdatamodule.loading import next_use
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.shards.remote import sample_cache
 
@@ -571,6 +572,19 @@ def test_workers_keep_by_the_next_use_as_well(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     shares = shares_fetched(site, tmp_path / "cache", room_for(site, 0.6), 6, workers=2)
     assert min(shares[2:]) < 1
+
+
+@pytest.mark.usefixtures("small_writes")
+def test_few_open_logs_are_enough(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor that was closed is never written to: its number may be that of another file by then."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(next_use, "_LEAST", 1)
+    monkeypatch.setattr(sample_cache, "_OPEN", 2)
+    few = shares_fetched(site, tmp_path / "few", 1 << 30, 6)
+    monkeypatch.setattr(sample_cache, "_OPEN", 128)
+    assert few == shares_fetched(site, tmp_path / "many", 1 << 30, 6)
+    assert len(logs(tmp_path / "few")) > 4
 
 
 @pytest.mark.usefixtures("small_writes")

@@ -15,7 +15,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from multiprocessing.util import Finalize
@@ -115,6 +115,8 @@ class SampleCache:
 
     def announce(self, words: Mapping[int, tuple[int, int]]) -> None:
         """Let the system read samples, given by their words and bytes, in the meantime."""
+        if not hasattr(os, "posix_fadvise"):  # macOS
+            return
         for word, nbytes in words.values():
             with self._lock, suppress(OSError):
                 if (log := self._log(word >> _PLACE)) is not None:
@@ -153,11 +155,16 @@ class SampleCache:
         self.flush()
         with self._lock:
             self._close()
+            self._close_table()
 
-    def _close(self) -> None:
-        for descriptor in self._files.values():
+    def _close(self, but: Collection[str] = ()) -> None:
+        """Close logs, but for some."""
+        for name in [name for name in self._files if name != "table" and name not in but]:
+            os.close(self._files.pop(name))
+
+    def _close_table(self) -> None:
+        if (descriptor := self._files.pop("table", None)) is not None:
             os.close(descriptor)
-        self._files.clear()
 
     def _write(self, pending: list[tuple[int, int, bytes]]) -> None:
         self._cache.directory.mkdir(parents=True, exist_ok=True)
@@ -193,6 +200,7 @@ class SampleCache:
         held = self._files.get("table")
         if held is not None and not os.fstat(held).st_nlink:  # the folder was evicted, and is made anew
             self._close()
+            self._close_table()
             self._names.clear()
         path, nbytes = self._folder / "table", (self._n_samples + 1) * _WORD
         if not path.exists():
@@ -257,10 +265,9 @@ class SampleCache:
             for entry in entries:
                 window, _, serial = entry.name.removesuffix(".log").partition("-")
                 if entry.name.endswith(".log") and window.isdecimal() and serial.isdecimal():
-                    found.append(_Log(int(window), int(serial), entry.stat().st_size, entry.name))
-        here = {log.name for log in found}
-        for name in [name for name in self._files if name != "table" and name not in here]:
-            os.close(self._files.pop(name))
+                    with suppress(FileNotFoundError):  # evicted meanwhile
+                        found.append(_Log(int(window), int(serial), entry.stat().st_size, entry.name))
+        self._close({log.name for log in found})
         self._names = {**dict.fromkeys(self._names, ""), **{log.serial: log.name for log in found}}
         return sorted(found)
 
@@ -276,7 +283,7 @@ class SampleCache:
         if (descriptor := self._files.get(name)) is not None:
             return descriptor
         if len(self._files) >= _OPEN:
-            self._close()
+            self._close()  # the table stays open, as it is used beside logs
         path = self._folder / name
         try:
             made = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o666)
