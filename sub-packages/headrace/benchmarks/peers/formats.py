@@ -83,6 +83,16 @@ class Headrace(Format):
         return found
 
 
+class HeadracePacked(Headrace):
+    """The same, with many texts in one member of a tar."""
+
+    name = "headrace shards, packed"
+
+    def write(self, samples: Texts, folder: Path) -> None:
+        texts = [(f"s{i:07d}", {"txt": text}) for i, text in enumerate(samples)]
+        write_shards(texts, folder, n_shards=SHARDS, bytes_per_pack=1 << 16)
+
+
 class Webdataset(Format):
     """The same tars, in a row."""
 
@@ -263,6 +273,64 @@ class ArrayRecord(Format):
         return found
 
 
+class Lance(Format):
+    """A columnar file that finds rows by their numbers; compressed."""
+
+    name, package = "Lance", "pylance"
+
+    def write(self, samples: Texts, folder: Path) -> None:
+        table = import_module("pyarrow").table({"txt": samples})
+        import_module("lance").write_dataset(table, str(folder / "texts.lance"))
+
+    def open(self, folder: Path) -> Any:
+        return LanceDataset(str(folder / "texts.lance"))
+
+    def stream(self, dataset: Any) -> Iterable[Any]:
+        for batch in dataset.reading().to_batches(columns=["txt"]):
+            yield from batch.column("txt").to_pylist()
+
+    def read(self, dataset: Any, indices: list[int]) -> list[Any]:
+        found: list[Any] = dataset.__getitems__(indices)
+        return found
+
+    def workers(self, folder: Path, count: int) -> Iterable[list[bytes]]:
+        """Its threads do not survive a fork."""
+        return DataLoader(
+            self.open(folder),
+            batch_size=BATCH,
+            num_workers=count,
+            collate_fn=texts,
+            persistent_workers=True,
+            multiprocessing_context="spawn",
+        )
+
+
+class LanceDataset:
+    """Opened by each process that reads."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.opened: Any = None
+        self.length: int = self.reading().count_rows()
+        self.opened = None
+
+    def reading(self) -> Any:
+        """The dataset of this process."""
+        if self.opened is None:
+            self.opened = import_module("lance").dataset(self.folder)
+        return self.opened
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitems__(self, indices: list[int]) -> list[bytes]:
+        found: list[bytes] = self.reading().take(indices, columns=["txt"]).column("txt").to_pylist()
+        return found
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.__getitems__([index])[0]
+
+
 class Lmdb(Format):
     """A database: the floor for reading samples by their numbers."""
 
@@ -311,5 +379,7 @@ class LmdbDataset:
 
 def formats() -> list[Format]:
     """Those whose library is installed; headrace's first."""
-    every: list[Callable[[], Format]] = [Headrace, Webdataset, Energon, Litdata, Mosaic, ArrayRecord, Lmdb]
+    every: list[Callable[[], Format]] = [
+        Headrace, HeadracePacked, Webdataset, Energon, Litdata, Mosaic, ArrayRecord, Lance, Lmdb,
+    ]  # fmt: skip
     return [one for one in (make() for make in every) if installed(one.package)]

@@ -19,6 +19,7 @@ from measure import (
     anonymous_memory,
     bytes_below,
     first_only,
+    per_core,
     proportional_memory,
     quiet,
     timed,
@@ -103,6 +104,13 @@ def measure(texts: Texts, folder: Path, runs: int) -> list[dict[str, Any]]:
     numbered = {name: one for name, one in found.items() if one.random}
     datasets = {name: one.open_random(folder / name) for name, one in numbered.items()}
     random = alternating({name: partial(at_random, one, datasets[name], order) for name, one in numbered.items()}, runs)
+    cores = {
+        name: [
+            per_core(partial(in_a_row, one, one.open(folder / name)), total, runs),
+            per_core(partial(at_random, one, datasets[name], order), total, runs) if one.random else None,
+        ]
+        for name, one in found.items()
+    }
     print("  reading: through two workers", flush=True)
     workers = through_workers(found, folder, runs)
     rows = []
@@ -116,6 +124,7 @@ def measure(texts: Texts, folder: Path, runs: int) -> list[dict[str, Any]]:
                 "sequential": row[name] / row[ours],
                 "random": random[name] / random[ours] if name in random else None,
                 "two_workers": workers[name] / workers[ours],
+                "mb_per_core_second": cores[name],
                 "open": by_itself[name]["open"] / by_itself[ours]["open"],
                 "pss_mib": by_itself[name]["pss"] / 2**20,
                 "anonymous_mib": by_itself[name]["anonymous"] / 2**20,
