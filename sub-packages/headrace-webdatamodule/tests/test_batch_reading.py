@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     index = ShardIndex.open(shards[1])
     at = index.span(FLIPPED - 8)[0] + 1
     with shards[1].open("r+b") as file:
-        file.seek(int(index.blocks[at]) * 512 + 23_456)  # which nobody looks at before it is read
+        file.seek(int(index.offsets[at]) + 23_456)  # which nobody looks at before it is read
         file.write(b"y")
     return folder
 

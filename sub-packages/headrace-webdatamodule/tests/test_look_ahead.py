@@ -82,7 +82,7 @@ def place(dataset: IndexedShards, index: int) -> tuple[str, int, int]:
     shard, number = dataset._find(index)
     opened = dataset._index(shard)
     at = opened.span(number)[1] - 1
-    return Path(dataset.shard_of(index)).name, int(opened.blocks[at]) * 512, int(opened.sizes[at])
+    return Path(dataset.shard_of(index)).name, int(opened.offsets[at]), int(opened.sizes[at])
 
 
 def is_asked(site: Site, where: tuple[str, int, int]) -> bool:

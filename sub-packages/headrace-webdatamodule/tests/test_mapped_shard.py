@@ -38,7 +38,7 @@ def flip(path: Path, offset: int) -> None:
 
 def data_of(path: Path, sample: int) -> int:
     index = ShardIndex.open(path)
-    return int(index.blocks[index.span(sample)[0]]) * 512
+    return int(index.offsets[index.span(sample)[0]])
 
 
 @pytest.mark.parametrize("sample", [0, COUNT // 2, COUNT - 1])

@@ -55,7 +55,7 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 def member(path: Path, sample: int, column: int) -> tuple[int, int]:
     index = ShardIndex.open(path)
     at = index.span(sample)[0] + column
-    return int(index.blocks[at]) * 512, int(index.sizes[at])
+    return int(index.offsets[at]), int(index.sizes[at])
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import re
 import shutil
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache
@@ -42,6 +42,7 @@ _DIGITS = 9
 # Shards of short records grow by the blocks of a tar; below this size nobody minds.
 _GROWTH, _MIB = 4, 2**20
 _MINDED = 16 * _MIB
+PACK = "64K"  # a pack of short texts that is worth its header
 Warn = Callable[[str], object]
 
 
@@ -67,6 +68,9 @@ class Chain(SampleSource):
 
     def sizes(self) -> npt.NDArray[np.int64]:
         return np.concatenate([source.sizes() for source in self._sources])
+
+    def member_bytes(self) -> Iterable[Mapping[str, int]]:
+        return chain.from_iterable(source.member_bytes() for source in self._sources)
 
     def part(self, start: int, stop: int) -> SampleSource:
         begins = [end - len(source) for end, source in zip(self._ends, self._sources, strict=True)]
@@ -107,7 +111,8 @@ def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Sampl
         records.append(Fasta(plain, sum(map(len, records)), name=str(path), key_from=options.key_from or "number"))
     if options.key_from == "id":
         _refuse_repeated_ids(records)
-    _warn_of_growth(records, warn)
+    if options.bytes_per_pack is None:
+        _warn_of_growth(records, warn)
     return Chain(records)
 
 
@@ -234,6 +239,9 @@ class Fasta(SampleSource):
     def sizes(self) -> npt.NDArray[np.int64]:
         return np.diff(self._starts) + 4 * BLOCK  # with line ends counted, and the most of padding
 
+    def member_bytes(self) -> Iterable[Mapping[str, int]]:
+        return ({"id.txt": 0, "seq.txt": nbytes} for nbytes in np.diff(self._starts).tolist())
+
     def part(self, start: int, stop: int) -> SampleSource:
         made = copy(self)
         made._first, made._starts = self._first + start, self._starts[start : stop + 1]
@@ -284,9 +292,9 @@ def _warn_of_growth(records: Sequence[Fasta], warn: Warn) -> None:
     if shards >= max(_GROWTH * held, _MINDED):
         warn(
             f"the shards take about {shards / held:.0f} times the bytes of the records, {shards / _MIB:,.0f} MiB for "
-            f"{held / _MIB:,.1f}: in a tar each member takes {2 * BLOCK} bytes or more, and a record has two. One "
-            "member for each record halves that, write_shards((id, {'seq.txt': letters}) ...); or keep them as columns "
-            "of a Parquet table, for MapDataModule"
+            f"{held / _MIB:,.1f}: in a tar each member takes {2 * BLOCK} bytes or more, and a record has two. "
+            f"Pass --bytes-per-pack {PACK}, which writes many records into one member of a tar: only headrace reads "
+            "them there"
         )
 
 
@@ -330,7 +338,7 @@ class Entries(SampleSource):
         if not found:
             raise ValueError(f"{self._path}: the LMDB holds no entries")
         self._keys = [key for key, _ in found]
-        self._sizes = np.array([stored_bytes(size) for _, size in found], np.int64)
+        self._nbytes = np.array([size for _, size in found], np.int64)
 
     def _length(self, reading: Any, key: bytes) -> int:
         value = reading.get(key)
@@ -357,11 +365,14 @@ class Entries(SampleSource):
         return [stamp(path / "data.mdb" if path.is_dir() else path)]
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        return self._sizes
+        return np.array([stored_bytes(size) for size in self._nbytes.tolist()], np.int64)
+
+    def member_bytes(self) -> Iterable[Mapping[str, int]]:
+        return ({self._member: size} for size in self._nbytes.tolist())
 
     def part(self, start: int, stop: int) -> SampleSource:
         made = copy(self)
-        made._keys, made._sizes = self._keys[start:stop], self._sizes[start:stop]
+        made._keys, made._nbytes = self._keys[start:stop], self._nbytes[start:stop]
         return made
 
     @contextmanager

@@ -47,12 +47,15 @@ def export_dali(shard: str | Path, listing: str | Path | None = None) -> Path:
 
     Raises:
         ShardError: The shard's index is missing or damaged; or a name holds white space, which DALI's format cannot
-            tell from its separators, a member key is empty, or there are no samples.
+            tell from its separators, a member key is empty, there are no samples, or they are in packs.
         OSError: The text cannot be written.
     """
     path = expanded(dali_path(shard) if listing is None else listing)
     index = open_index(str(expanded(shard)))
     index.check_self()
+    if index.packs:
+        message = "DALI reads members where a block of 512 bytes begins, and this shard has packs: write it again"
+        raise ShardError(f"{message} without bytes_per_pack", shard=str(shard))
     samples = list(indexed_components(index))
     if not samples:
         raise ShardError("DALI reads no shard without samples", shard=str(shard))

@@ -81,6 +81,7 @@ class Damage:
     NEGATIVE_SIZE = "the header has a negative size, {size}"
     EXTENDED_SIZE = "the extended header has a size that is negative or too large"
     NO_NAME = "the member has no usable name, but {name!r:.200}"
+    PACK = "the pack is damaged: {reason}"
 
     # The shard is not what its index or its manifest says.
     MEMBER = "the member's bytes are not those that were indexed: restore the shard, or write it again"

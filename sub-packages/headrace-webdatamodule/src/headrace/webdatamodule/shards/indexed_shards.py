@@ -22,7 +22,6 @@ from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, Allowed
 from headrace.webdatamodule.shards.decoding.decode import MemberDecoder, decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
-from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.globbing import ShardPlaces, find_shards
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -370,7 +369,7 @@ class IndexedShards:
         """
         shard, number = self._find(index)
         opened = self._index(shard)
-        return int(opened.blocks[opened.span(number)[0]]) * BLOCK
+        return int(opened.begins[opened.span(number)[0]]) * opened.unit
 
     def find(self, key: str) -> int:
         """The position of the first sample with a key, from the indexes alone.

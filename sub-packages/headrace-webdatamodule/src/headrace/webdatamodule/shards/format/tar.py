@@ -29,7 +29,8 @@ from headrace.webdatamodule.shards.format.files import PIECE, Bytes, FileBytes
 
 BLOCK = tarfile.BLOCKSIZE
 META = re.compile(r"__[^/]*__($|/)")
-RESERVED = frozenset(("__key__", "__url__", "__local_path__"))
+PACK_KEY = "hrpack"  # the member key of packs, see `format.pack`
+RESERVED = frozenset(("__key__", "__url__", "__local_path__", PACK_KEY))
 
 # Names and records of honest archives have some hundred bytes; file systems end at some thousand.
 MAX_EXTENDED_BYTES = 1 << 16
@@ -63,7 +64,7 @@ class Member(NamedTuple):
     offset: int  # where its data begin, in bytes; its own header stands in the 512 bytes before
     size: int
     start: int  # where the first of its headers begins
-    kind: str  # "file", "directory" or "label"
+    kind: str  # "file", "directory" or "label"; of `unpacked` also "pack", and "packed" inside of one
 
 
 def walk(data: Bytes, *, shard: str = "") -> Iterator[Member]:
@@ -236,6 +237,7 @@ class Samples:
     sizes: list[int] = field(default_factory=list)
     skipped: list[SkippedMember] = field(default_factory=list)
     end: int = 0  # of the last member's blocks
+    packs: int = 0
 
 
 def group(members: Iterable[Member], *, shard: str = "") -> Samples:
@@ -245,22 +247,27 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
     underscores are skipped; so are hidden files, which it would take for members of a sample "folder/".
     """
     samples, seen = Samples(), set[str]()
-    current, suffixes = None, list[str]()
+    current, kind, suffixes = None, "", list[str]()
     for member in members:
-        samples.end = member.offset + padded(member.size)
+        if member.kind != "packed":
+            samples.end = member.offset + padded(member.size)
+        if member.kind == "pack":
+            samples.packs += 1
+            _close(samples, suffixes, shard)
+            current, suffixes = None, []
+            continue
         reason = skip_reason(member)
         if reason:
             samples.skipped.append(SkippedMember(member.name, member.offset, reason))
             continue
         key, suffix = split_name(member.name)
-        if key != current:
+        if key != current or member.kind != kind:
             if key in seen:
-                message = "members of other samples lie between those of this one: put them next to one another"
-                raise GroupingError(message, shard=shard, sample=key, member=member.name, offset=member.offset - BLOCK)
+                raise _repeated(key, member, shard)
             _close(samples, suffixes, shard)
             seen.add(key)
             samples.keys.append(key)
-            current, suffixes = key, []
+            current, kind, suffixes = key, member.kind, []
         suffixes.append(suffix)
         samples.offsets.append(member.offset)
         samples.sizes.append(member.size)
@@ -268,8 +275,19 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
     return samples
 
 
+def _repeated(key: str, member: Member, shard: str) -> GroupingError:
+    if member.kind == "packed":
+        message, offset = "the sample of this pack is in the shard before it, too: make keys unique", member.offset
+    else:
+        message = "members of other samples lie between those of this one: put them next to one another"
+        offset = member.offset - BLOCK
+    return GroupingError(message, shard=shard, sample=key, member=member.name, offset=offset)
+
+
 def skip_reason(member: Member) -> str:
     """Why a member is no part of a sample; empty when it is one."""
+    if member.kind == "packed":
+        return ""
     if member.kind != "file":
         return member.kind
     begin = member.name.rfind("/") + 1
@@ -283,6 +301,11 @@ def split_name(name: str) -> tuple[str, str]:
     """The sample's key and the member's, cut at the first dot of the last part of the path."""
     dot = name.index(".", name.rfind("/") + 1)
     return name[:dot], name[dot + 1 :]
+
+
+def is_key(text: str) -> bool:
+    """Whether readers give a sample's key back as it is: they cut names at the first dot, and skip some of them."""
+    return not (not text or "." in text or "\0" in text or text.startswith(("/", "__")) or text.endswith("/"))
 
 
 def _close(samples: Samples, suffixes: list[str], shard: str) -> None:

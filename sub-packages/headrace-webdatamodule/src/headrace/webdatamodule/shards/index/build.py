@@ -34,10 +34,11 @@ from headrace.webdatamodule.shards.format.files import (
     expanded,
     read_plain,
 )
-from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside, group, walk
+from headrace.webdatamodule.shards.format.pack import read_samples
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside
 from headrace.webdatamodule.shards.index.checksums import content_fingerprint, fingerprint_ranges, shard_checksums
 from headrace.webdatamodule.shards.index.consolidated import write_set_index
-from headrace.webdatamodule.shards.index.container import pack
+from headrace.webdatamodule.shards.index.container import INDEX_VERSION, PACKED_INDEX_VERSION, pack
 from headrace.webdatamodule.shards.index.keys import describe_keys
 from headrace.webdatamodule.shards.index.manifest import (
     Manifest,
@@ -170,7 +171,7 @@ def build_index(data: Bytes, *, shard: str = "") -> bytes:
     """Read a whole shard, check its structure and make its index; the same for the same shard."""
     view = data if isinstance(data, FileBytes) else memoryview(data)
     try:
-        samples = group(walk(view, shard=shard), shard=shard)
+        samples = read_samples(view, shard=shard)
         checksums, gap_checksums = shard_checksums(view, samples.offsets, samples.sizes)
         return pack_index(samples, len(view), checksums, gap_checksums, lambda begin, end: view[begin:end])
     except ShardError as error:
@@ -189,8 +190,11 @@ def pack_index(
     layouts = list(samples.layouts)
     pieces = [read(begin, end) for begin, end in fingerprint_ranges(shard_bytes, samples.end)]
     keys, key_arrays = describe_keys(samples.keys)
+    offsets = np.array(samples.offsets, np.uint64)
+    # In packs members begin at any byte, else where a block begins, and indexes stay what older releases read.
+    begins = {"offsets": _narrow(offsets)} if samples.packs else {"blocks": _narrow(offsets // BLOCK)}
     arrays: dict[str, npt.NDArray[Any]] = {
-        "blocks": _narrow(np.array(samples.offsets, np.uint64) // BLOCK),
+        **begins,
         "sizes": _narrow(np.array(samples.sizes, np.uint64)),
         "checksums": np.array(checksums, np.uint32),
         "gap_checksums": np.array(gap_checksums, np.uint64),
@@ -212,7 +216,10 @@ def pack_index(
             :_NAMED
         ],
     }
-    return pack(description, {**arrays, **key_arrays})
+    if samples.packs:
+        description["packs"] = samples.packs
+    version = PACKED_INDEX_VERSION if samples.packs else INDEX_VERSION
+    return pack(description, {**arrays, **key_arrays}, version=version)
 
 
 def _narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:

@@ -22,7 +22,8 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
 )
 from headrace.webdatamodule.shards.format.files import Bytes, FileBytes, expanded
-from headrace.webdatamodule.shards.format.tar import BLOCK, group, walk
+from headrace.webdatamodule.shards.format.pack import is_pack_name, read_samples
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.build import build_index, open_listed_shard, spread
 from headrace.webdatamodule.shards.index.checksums import (
     GAPS_PER_CHECKSUM,
@@ -175,9 +176,10 @@ def _differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
 def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
     """The first fault of the tar file's structure, or the first member that does not match the index."""
     try:
-        samples = group(walk(view, shard=index.shard), shard=index.shard)
+        samples = read_samples(view, shard=index.shard)
     except ShardError as error:
-        if error.sample is None and error.offset is not None:
+        of_pack = error.member is not None and is_pack_name(error.member)  # not of one of its samples
+        if error.sample is None and error.offset is not None and not of_pack:
             error.sample, member = _place(index, error.offset)
             error.member = error.member or member
         return error
@@ -226,8 +228,8 @@ def _data_faults(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
 
 def _at(index: ShardIndex, position: int, message: str) -> ShardError:
     sample, member = index.locate(position)
-    offset = int(index.blocks[position] - 1) * BLOCK
-    return DamagedShardError(message, shard=index.shard, sample=index.key(sample), member=member, offset=offset)
+    place = index.place(position)
+    return DamagedShardError(message, shard=index.shard, sample=index.key(sample), member=member, offset=place)
 
 
 def _gap_faults(view: Bytes, index: ShardIndex, *, known: int | None) -> Iterator[ShardError]:

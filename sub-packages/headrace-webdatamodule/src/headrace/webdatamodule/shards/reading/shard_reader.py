@@ -13,7 +13,6 @@ import numpy.typing as npt
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, DecodeError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
-from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.checksums import MEMBER_BITS, checksum32, digest64, member_checksums
 from headrace.webdatamodule.shards.index.keys import NumberedKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -116,8 +115,8 @@ class ShardReader:
     def bind(self, data: Any) -> Read:
         """A function of a sample's number that reads it from these bytes, fast; call `check_size` before some reads."""
         # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
-        blocks, sizes, checksums = self.index.blocks.data, self.index.sizes.data, self.index.checksums.data
-        keys = self.index.keys
+        begins, sizes, checksums = self.index.begins.data, self.index.sizes.data, self.index.checksums.data
+        keys, unit = self.index.keys, self.index.unit
         # One "%" is the fastest way to a key of a number.
         template, parts = (keys.template, keys.numbers) if isinstance(keys, NumberedKeys) else ("%s", keys)
         alike, width, verify, again, locate = self._members, self._width, self._verify, self._again, self._locate
@@ -127,7 +126,7 @@ class ShardReader:
             sample: Sample = {"__key__": template % parts[number]}
             for name, column in members:
                 at = start + column
-                begin = blocks[at] * BLOCK
+                begin = begins[at] * unit
                 sample[name] = piece = data[begin : begin + sizes[at]]
                 if verify and digest64(piece) & MEMBER_BITS != checksums[at]:
                     sample[name] = again(at)
@@ -209,7 +208,7 @@ class ShardReader:
             self._locate(number)
         found = [positions.ravel() for _, positions in self.positions(numbers)]
         wanted = np.concatenate([np.empty(0, np.int64), *found])
-        begins = self.index.blocks[wanted].astype(np.int64) * BLOCK
+        begins = self.index.begins[wanted].astype(np.int64) * self.index.unit
         ends = begins + self.index.sizes[wanted].astype(np.int64)
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
@@ -242,7 +241,7 @@ class ShardReader:
         for first in range(start, stop, _SAMPLES):
             index.check_size()
             where = (np.arange(first, min(first + _SAMPLES, stop))[:, None] * self._width + columns).ravel()
-            begins = index.blocks[where].astype(np.int64) * BLOCK
+            begins = index.begins[where].astype(np.int64) * index.unit
             ends = begins + index.sizes[where].astype(np.int64)  # 64-bit sizes are unsigned
             bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
             most = _BYTES * (len(bounds) // len(names)) // max(1, int((ends - begins).sum()))
@@ -275,7 +274,7 @@ class ShardReader:
 
     def _again(self, at: int) -> bytes:
         """A member whose checksum differs, fetched again where that is possible."""
-        begin = int(self.index.blocks[at]) * BLOCK
+        begin = int(self.index.begins[at]) * self.index.unit
         data = self.source.fetch_again(begin, begin + int(self.index.sizes[at]))
         if data is None or digest64(data) & MEMBER_BITS != self.index.checksums[at]:
             self._refuse(at)
@@ -308,5 +307,4 @@ def _too_large(index: ShardIndex, keys: Sequence[str] | None, max_bytes: int) ->
 def _place(index: ShardIndex, at: int) -> dict[str, Any]:
     """Where a member stands, in the words of a ShardError."""
     number, member = index.locate(at)
-    offset = int(index.blocks[at]) * BLOCK - BLOCK
-    return {"shard": index.shard, "sample": index.key(number), "member": member, "offset": offset}
+    return {"shard": index.shard, "sample": index.key(number), "member": member, "offset": index.place(at)}

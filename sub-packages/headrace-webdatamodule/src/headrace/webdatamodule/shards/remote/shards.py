@@ -61,7 +61,7 @@ from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSI
 _THREADS = 16
 _WINDOW = 16 << 20
 # Bounds for servers that send without end: of a column, and of each sample's row in it; of an index, which takes less
-# than three times the shard, and where the size of that is unknown.
+# than eight times the shard, where packs hold empty members, and where the size of that is unknown.
 _COLUMN, _WIDEST = 1 << 20, 1 << 17
 _INDEX, _INDEX_MOST = 1 << 20, 1 << 28
 _CACHE_BYTES = 100 << 30
@@ -503,7 +503,7 @@ def concurrently(function: Callable[[_One], _Made], items: Sequence[_One]) -> It
 
 def most_index_bytes(shard_bytes: int) -> int:
     """How many bytes the index of a shard may have."""
-    return min(_INDEX + 3 * shard_bytes, _INDEX_MOST)
+    return min(_INDEX + 8 * shard_bytes, _INDEX_MOST)
 
 
 def _head(files: RemoteFiles, url: str) -> tuple[Head, int]:

@@ -14,9 +14,11 @@ from typing import Any
 
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock
+from headrace.webdatamodule.shards.format.pack import is_pack_name, unpack
 from headrace.webdatamodule.shards.index.manifest import Manifest, added
 from headrace.webdatamodule.shards.writing.plan import (
     Plan,
+    pack_size,
     refuse_leftovers,
     shard_bounds,
     shard_paths,
@@ -60,19 +62,21 @@ def pack_files(
     n_shards: int | None,
     prefix: str,
     convert: Convert | None = None,
+    bytes_per_pack: int | None = None,
 ) -> list[Path]:
     """Pack `{source}/{name}.{suffix}` into shards, as `write_shards` does, unless they are there and not stale.
 
     The fingerprint of the set is that of the files' sizes and times. What differs from `write_shards`: shards of other
     samples are refused even so, and the directory may hold other sets; see `save_only_manifest`.
     """
+    packs = pack_size(bytes_per_pack)
     samples = _find_files(source, names, suffixes)
     files = Files(samples)
     stamps = list(files.stamps())
     count = min(len(samples), n_shards or max(16, -(-sum(nbytes for nbytes, _ in stamps) // _MOST_BYTES)))
     bounds = shard_bounds(len(samples), count)
     paths = shard_paths(directory, prefix, count)
-    plan = Plan.of(prefix, bounds, "" if convert else stamps_fingerprint(stamps))
+    plan = Plan.of(prefix, bounds, "" if convert else stamps_fingerprint(stamps), packs)
     directory.mkdir(parents=True, exist_ok=True)
     with directory_lock(directory), ThreadPoolExecutor(_THREADS) as threads:
         refuse_leftovers(directory, prefix, paths)
@@ -86,6 +90,7 @@ def pack_files(
             directory,
             plan,
             bounds,
+            bytes_per_pack=packs,
             hashes=None if convert else key_hashes([key for key, _ in samples]),
             replaces=True,
             anew=convert is not None,
@@ -98,9 +103,16 @@ def pack_files(
 
 
 def list_members(path: Path) -> list[tuple[str, int]]:
-    """Names and sizes in bytes of a tar file's members, in order, read from the headers alone."""
+    """Names and sizes in bytes of a tar file's members, in order, those in packs in their place."""
     with tarfile.open(path, mode="r:", encoding="utf-8") as tar:
-        return [(header.name, header.size) for header in tar]
+        found = list[tuple[str, int]]()
+        for header in tar:
+            data = tar.extractfile(header) if is_pack_name(header.name) else None
+            if data is None:
+                found.append((header.name, header.size))
+            else:
+                found += [(name, len(member)) for name, member in unpack(header.name, data.read())]
+        return found
 
 
 def _find_files(source: Path, names: Sequence[str], suffixes: Sequence[str]) -> list[FileSample]:
@@ -130,7 +142,7 @@ def _refuse_others(path: Path, samples: Sequence[FileSample], prefix: str) -> No
     if not path.exists():
         return
     found = None
-    with suppress(tarfile.TarError):
+    with suppress(tarfile.TarError, ShardError):
         found = [name for name, _ in list_members(path)]
     if found != [f"{key}.{suffix}" for key, files in samples for suffix in files]:
         raise FileExistsError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
+from headrace.webdatamodule.shards.format.pack import MOST_BYTES, MOST_TABLE, OVERHEAD, table_bytes
 from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, PLAN_VERSION, Manifest, is_plain_name, read_note
@@ -45,14 +47,16 @@ class Plan:
     fingerprint: str  # what the caller says of the samples' version
 
     @classmethod
-    def of(cls, prefix: str, bounds: Sequence[int], fingerprint: str) -> Plan:
+    def of(cls, prefix: str, bounds: Sequence[int], fingerprint: str, bytes_per_pack: int = 0) -> Plan:
         """The plan of some bounds: where each shard begins, and the end."""
-        digest = xxhash.xxh3_64_hexdigest(np.asarray(bounds, "<i8").tobytes())
+        rule = [*bounds, bytes_per_pack] if bytes_per_pack else bounds
+        digest = xxhash.xxh3_64_hexdigest(np.asarray(rule, "<i8").tobytes())
         return cls(prefix, bounds[-1], len(bounds) - 1, digest, fingerprint)
 
     @classmethod
-    def of_stream(cls, prefix: str, rule: str, fingerprint: str) -> Plan:
+    def of_stream(cls, prefix: str, size: ShardSize, fingerprint: str, bytes_per_pack: int = 0) -> Plan:
         """The plan of samples whose number is unknown until they end."""
+        rule = "{}={}".format(*size) + (f",bytes_per_pack={bytes_per_pack}" if bytes_per_pack else "")
         return cls(prefix, 0, 1, xxhash.xxh3_64_hexdigest(rule.encode()), fingerprint)
 
     def save(self, directory: Path) -> None:
@@ -122,13 +126,15 @@ def refuse_finished(directory: Path) -> None:
 # Bounds
 
 
-def bounds_of(n_samples: int, sizes: npt.NDArray[np.int64] | None, size: ShardSize) -> list[int]:
+def bounds_of(
+    n_samples: int, sizes: npt.NDArray[np.int64] | None, size: ShardSize, *, with_packs: bool = False
+) -> list[int]:
     """Where each shard begins, and the end; `sizes` are the samples' bytes in a tar file, for `bytes_per_shard`."""
     name, number = size
     if not n_samples:
         raise ValueError(EMPTY)
     if sizes is not None and name == "bytes_per_shard":
-        return bounds_by_bytes(sizes, number)
+        return bounds_by_bytes(sizes, number - (OVERHEAD if with_packs else 0))  # of the first pack
     return shard_bounds(n_samples, number if name == "n_shards" else -(-n_samples // number))
 
 
@@ -141,6 +147,17 @@ def shard_size(samples_per_shard: object, bytes_per_shard: object, n_shards: obj
         raise ValueError(f"{message}, got {given or 'none of them'}")
     [(name, number)] = given.items()
     return name, checked_int(name, number, 1)
+
+
+def pack_size(bytes_per_pack: object) -> int:
+    """The most bytes of data of a pack; 0 for no packs."""
+    if bytes_per_pack is None:
+        return 0
+    number = checked_int("bytes_per_pack", bytes_per_pack, 1, "None writes each member for itself")
+    if number > MOST_BYTES:
+        cure = "a pack is made in memory, and more than some 100,000 bytes save hardly any"
+        raise ValueError(f"bytes_per_pack must be an int from 1 to {MOST_BYTES}, got {number}: {cure}")
+    return number
 
 
 def bounds_by_bytes(sizes: npt.NDArray[np.int64], most: int) -> list[int]:
@@ -203,19 +220,31 @@ def stored_bytes(nbytes: int) -> int:
     return BLOCK + padded(nbytes)
 
 
-def sample_bytes(key: str, sample: Any) -> int:
-    """Bytes that a sample takes in a tar file."""
+def sample_bytes(key: str, sample: Any, bytes_per_pack: int = 0) -> int:
+    """Bytes that a sample takes in a tar file; see `packed_bytes`."""
     if not isinstance(sample, Mapping):
         raise no_sample(key, sample)
     # The length of a memory view, or of an array, counts numbers of several bytes each.
-    total = 0
+    sizes = {}
     for member, data in sample.items():
         plain = data if type(data) is bytes else member_bytes(data, sample=key, member=f"{key}.{member}")
-        total += stored_bytes(len(plain))
-    return total
+        sizes[member] = len(plain)
+    return packed_bytes(key, sizes, bytes_per_pack) if bytes_per_pack else sum(map(stored_bytes, sizes.values()))
 
 
-def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
+def packed_bytes(key: str, sizes: Mapping[str, int], bytes_per_pack: int) -> int:
+    """Bytes that a sample with members of such sizes takes in a tar file with packs, at most.
+
+    It bears its part of what packs take beside table and data. A pack is closed by a sample that it has no room for, so
+    that two in a row are more than full. Samples too large for a pack end one, and bear all of what the next one takes.
+    """
+    data, table = sum(sizes.values()), table_bytes(key, sizes)
+    if data > bytes_per_pack:
+        return sum(map(stored_bytes, sizes.values())) + OVERHEAD
+    return data + table + math.ceil(2 * OVERHEAD * (data / bytes_per_pack + table / MOST_TABLE))
+
+
+def measure(samples: MapStyle, bytes_per_pack: int = 0) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Ask for each sample once, with a progress bar."""
     keys: list[str] = []
     sizes = np.empty(len(samples), np.int64)
@@ -224,7 +253,7 @@ def measure(samples: MapStyle) -> tuple[npt.NDArray[np.int64], list[str]]:
         for number in range(len(samples)):
             try:
                 key, sample = samples[number]
-                sizes[number] = sample_bytes(key, sample)
+                sizes[number] = sample_bytes(key, sample, bytes_per_pack)
             except Exception as error:
                 message = f"failed to measure sample {number}: {type(error).__name__}: {error}"
                 raise ShardError(message, sample=f"number {number}") from error

@@ -8,14 +8,14 @@ from __future__ import annotations
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from headrace.webdatamodule.shards.writing.plan import stored_bytes
+from headrace.webdatamodule.shards.writing.plan import packed_bytes, stored_bytes
 from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 FilesOfSample = dict[str, str]  # {member key: path}
@@ -41,6 +41,15 @@ class SampleSource(ABC):
     @abstractmethod
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of each sample in a tar file, headers and padding included, shape [n_samples]; at most."""
+
+    @abstractmethod
+    def member_bytes(self) -> Iterable[Mapping[str, int]]:
+        """Bytes of the members of each sample, {member key: bytes}; of all of them together, at most."""
+
+    def packed_sizes(self, bytes_per_pack: int) -> npt.NDArray[np.int64]:
+        """Bytes of each sample in a tar file with packs, shape [n_samples]; see `packed_bytes`."""
+        pairs = zip(self.keys(), self.member_bytes(), strict=True)
+        return np.fromiter((packed_bytes(key, sizes, bytes_per_pack) for key, sizes in pairs), np.int64, len(self))
 
     @abstractmethod
     def stamps(self) -> Iterable[tuple[int, int]]:
@@ -71,8 +80,10 @@ class Files(SampleSource):
         return (stamp(path) for _, members in self._samples for path in members.values())
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        files = ([stored_bytes(Path(path).stat().st_size) for path in members.values()] for _, members in self._samples)
-        return np.array([sum(sizes) for sizes in files], np.int64)
+        return np.array([sum(map(stored_bytes, sizes.values())) for sizes in self.member_bytes()], np.int64)
+
+    def member_bytes(self) -> Iterable[Mapping[str, int]]:
+        return ({key: Path(path).stat().st_size for key, path in members.items()} for _, members in self._samples)
 
     def part(self, start: int, stop: int) -> SampleSource:
         return Files(self._samples[start:stop])

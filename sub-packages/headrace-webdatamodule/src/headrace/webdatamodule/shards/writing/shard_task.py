@@ -19,6 +19,7 @@ import xxhash
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.files import StagedFile, StoppedError, sync_directory
+from headrace.webdatamodule.shards.format.pack import MOST_TABLE, OVERHEAD, pack_head, pack_name, table_bytes
 from headrace.webdatamodule.shards.format.tar import (
     BLOCK,
     MOST_MEMBER_BYTES,
@@ -26,7 +27,9 @@ from headrace.webdatamodule.shards.format.tar import (
     PADDING,
     RESERVED,
     Samples,
+    is_key,
     long_ustar_header,
+    padded,
     tar_end,
     ustar_header,
 )
@@ -71,6 +74,7 @@ class ShardTask:
     stop: int
     first: int  # number of the first sample in the whole set
     run: str  # hexadecimal digits that tell this run's files from others
+    bytes_per_pack: int = 0  # 0: without packs
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -84,7 +88,7 @@ class ShardTask:
         """Write the shard; it is published with the next ones, or when the publisher ends."""
         samples = load(self.samples)
         reported, now = self.start, time.monotonic()
-        shard = publisher.begin(self.path, self.run)
+        shard = publisher.begin(self.path, self.run, self.bytes_per_pack)
         add, builder, shift = shard.add, shard.builder, self.first - self.start
         for position in range(self.start, self.stop):
             add(*read_sample(samples, position, position + shift, self.path))
@@ -156,9 +160,9 @@ class Publisher:
             for shard in self._begun:
                 shard.close()
 
-    def begin(self, path: Path, run: str) -> ShardFile:
+    def begin(self, path: Path, run: str, bytes_per_pack: int = 0) -> ShardFile:
         """Begin a shard; it is removed unless it is finished."""
-        self._begun = [ShardFile(path, run)]
+        self._begun = [ShardFile(path, run, bytes_per_pack)]
         return self._begun[0]
 
     def finish(self, shard: ShardFile) -> Written:
@@ -190,8 +194,8 @@ class Publisher:
 class ShardFile:
     """A shard and its index on their way to their final names; what is closed before that leaves nothing."""
 
-    def __init__(self, path: Path, run: str = "") -> None:
-        self.path, self._run, self.builder = path, run, ShardBuilder(str(path))
+    def __init__(self, path: Path, run: str = "", bytes_per_pack: int = 0) -> None:
+        self.path, self._run, self.builder = path, run, ShardBuilder(str(path), bytes_per_pack)
         self.add = self.builder.add
         with _named(path):
             self._files = [StagedFile(path, run).begin()]
@@ -202,12 +206,12 @@ class ShardFile:
             file.__exit__()
 
     def __len__(self) -> int:
-        return len(self.builder.samples.keys)
+        return len(self.builder)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the samples so far."""
-        return self.builder.samples.end
+        """Bytes of the samples so far, at most."""
+        return self.builder.nbytes
 
     def flush(self) -> None:
         """Write what waits; a StoppedError when the file is not wanted any more."""
@@ -270,10 +274,23 @@ def _remove_parts(directory: Path, names: str, run: str) -> None:
                 path.unlink()
 
 
-class ShardBuilder:
-    """Takes samples, gives the bytes of their tar file piece by piece, and then those of its index."""
+class _Waiting(NamedTuple):
+    """A sample that waits for its pack."""
 
-    def __init__(self, shard: str) -> None:
+    key: str
+    members: tuple[str, ...]
+    begin: bytes  # its key in UTF-8
+    data: tuple[bytes, ...]
+
+
+class ShardBuilder:
+    """Takes samples, gives the bytes of their tar file piece by piece, and then those of its index.
+
+    With `bytes_per_pack`, samples of at most so many bytes that follow one another are written together, in a pack of
+    at most so many; but as members of their own where a pack of them would not be smaller.
+    """
+
+    def __init__(self, shard: str, bytes_per_pack: int = 0) -> None:
         self.shard, self.samples, self.pending = shard, Samples(), 0
         self.checksums: list[int] = []
         self._pieces: list[bytes] = []
@@ -282,6 +299,19 @@ class ShardBuilder:
         # For each member of a layout: what follows the sample's key in its name, and the sum of these bytes.
         self._endings: dict[tuple[str, ...], list[tuple[bytes, int]]] = {}
         self._padding = b""
+        self._bytes_per_pack = bytes_per_pack
+        self._empty_pack()
+
+    def __len__(self) -> int:
+        return len(self.samples.keys) + len(self._waiting)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the samples so far, at most: of those that wait it is not known yet how they are written."""
+        if not self._waiting:
+            return self.samples.end
+        together = padded(OVERHEAD + self._table_bytes + self._data_bytes)
+        return self.samples.end + min(together, self._plain_bytes)
 
     def add(self, key: Any, sample: Any) -> None:
         """Take one sample; a ShardError when no reader could find it again, or a tar file cannot hold it."""
@@ -289,10 +319,18 @@ class ShardBuilder:
             raise no_sample(key, sample, shard=self.shard)
         begin = check_key(key, shard=self.shard)
         members = tuple(sample)
-        endings = self._endings.get(members) or self._new_layout(key, members)
+        if members not in self._endings:
+            self._new_layout(key, members)
+        if self._bytes_per_pack:
+            self._add_to_pack(key, members, begin, sample)
+        else:
+            self._add_members(key, members, begin, sample.values())
+
+    def _add_members(self, key: str, members: tuple[str, ...], begin: bytes, values: Iterable[Any]) -> None:
+        """Write a sample as members of its own."""
         begin_sum = sum(begin)
         samples, pieces, padding, at = self.samples, self._pieces, self._padding, self.samples.end
-        for (ending, ending_sum), data in zip(endings, sample.values(), strict=True):
+        for (ending, ending_sum), data in zip(self._endings[members], values, strict=True):
             if type(data) is not bytes:
                 data = member_bytes(data, shard=self.shard, sample=key, member=(begin + ending).decode())
             name, size = begin + ending, len(data)
@@ -314,6 +352,65 @@ class ShardBuilder:
         samples.keys.append(key)
         samples.layout_of.append(samples.layouts[members])
 
+    def _add_to_pack(self, key: str, members: tuple[str, ...], begin: bytes, sample: Mapping[str, Any]) -> None:
+        """Let a sample wait for its pack, or write it where it is too large for one."""
+        names = [begin + ending for ending, _ in self._endings[members]]
+        data = tuple(
+            one if type(one) is bytes else member_bytes(one, shard=self.shard, sample=key, member=name.decode())
+            for one, name in zip(sample.values(), names, strict=True)
+        )
+        sizes = list(map(len, data))
+        nbytes, in_table = sum(sizes), table_bytes(key, members)
+        if nbytes > self._bytes_per_pack:
+            self._close_pack()
+            self._add_members(key, members, begin, data)
+            return
+        for name, size in zip(names, sizes, strict=True):
+            if len(name) > NAME:
+                self._long_header(key, name, size)  # whether a sample can be stored does not depend on packs
+        if self._data_bytes + nbytes > self._bytes_per_pack or self._table_bytes + in_table > MOST_TABLE:
+            self._close_pack()
+        self._waiting.append(_Waiting(key, members, begin, data))
+        self._data_bytes += nbytes
+        self._table_bytes += in_table
+        self._plain_bytes += sum(BLOCK + padded(size) for size in sizes)
+
+    def _close_pack(self) -> None:
+        """Write what waits, as one member of the tar file if that takes fewer bytes."""
+        waiting, plain = self._waiting, self._plain_bytes
+        self._empty_pack()
+        if not waiting:
+            return
+        head = pack_head([(one.key, one.members, list(map(len, one.data))) for one in waiting])
+        size = len(head) + sum(len(data) for one in waiting for data in one.data)
+        if BLOCK + padded(size) >= plain:
+            for one in waiting:
+                self._add_members(*one)
+            return
+        name, samples = pack_name(waiting[0].key), self.samples
+        gap = self._padding + ustar_header(name, sum(name), size) + head
+        self._pieces.append(gap)
+        at = samples.end + BLOCK + len(head)
+        for one in waiting:
+            for data in one.data:
+                samples.offsets.append(at)
+                samples.sizes.append(len(data))
+                at += len(data)
+                self._add_gap(gap)
+                self.checksums.append(digest64(data) & MEMBER_BITS)
+                gap = b""
+            self._pieces += one.data
+            samples.keys.append(one.key)
+            samples.layout_of.append(samples.layouts[one.members])
+        self._padding = PADDING[size % BLOCK]
+        self.pending += at + len(self._padding) - samples.end
+        samples.end = at + len(self._padding)
+        samples.packs += 1
+
+    def _empty_pack(self) -> None:
+        self._waiting: list[_Waiting] = []
+        self._data_bytes = self._table_bytes = self._plain_bytes = 0
+
     def take(self) -> bytes:
         """The bytes that wait; they do not wait any more."""
         taken = b"".join(self._pieces)
@@ -323,6 +420,7 @@ class ShardBuilder:
 
     def finish(self) -> bytes:
         """The last bytes of the tar file; a ShardError when a key occurs twice."""
+        self._close_pack()
         if len(set(self.samples.keys)) < len(self.samples.keys):
             seen: set[str] = set()
             key = next(key for key in self.samples.keys if key in seen or seen.add(key))  # type: ignore[func-returns-value] # add returns None
@@ -351,11 +449,10 @@ class ShardBuilder:
             self._gap_checksums.append(digest64(b"".join(self._gaps)))
             self._gaps.clear()
 
-    def _new_layout(self, key: str, members: tuple[str, ...]) -> list[tuple[bytes, int]]:
+    def _new_layout(self, key: str, members: tuple[str, ...]) -> None:
         endings = [(ending, sum(ending)) for ending in member_endings(members, shard=self.shard, sample=key)]
         self._endings[members] = endings
         self.samples.layouts[members] = len(self.samples.layouts)
-        return endings
 
     def _long_header(self, key: str, name: bytes, size: int) -> bytes:
         made = long_ustar_header(name, size) if size <= MOST_MEMBER_BYTES else None
@@ -425,7 +522,7 @@ def check_key(key: str, *, shard: str | None = None) -> bytes:
 
     Readers cut a member's name at its first dot, and skip names that begin with two underscores.
     """
-    if not key or "." in key or "\0" in key or key.startswith(("/", "__")) or key.endswith("/"):
+    if not is_key(key):
         message = f"the sample key {key!r} cannot be stored: give a text without dots, not empty,"
         raise ShardError(f"{message} not beginning with '/' or '__', not ending with '/'", shard=shard)
     return _encoded(key, key, shard)

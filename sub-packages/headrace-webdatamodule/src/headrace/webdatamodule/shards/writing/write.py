@@ -29,6 +29,7 @@ from headrace.webdatamodule.shards.writing.plan import (
     bounds_of,
     given_sizes,
     measure,
+    pack_size,
     refuse_finished,
     refuse_leftovers,
     repeated_key,
@@ -67,6 +68,7 @@ def write_shards(
     samples_per_shard: int | None = None,
     bytes_per_shard: int | None = None,
     n_shards: int | None = None,
+    bytes_per_pack: int | None = None,
     executor: Executor | None = None,
     workers: int | None = None,
     prefix: str = "shard",
@@ -97,12 +99,16 @@ def write_shards(
             are full.
         bytes_per_shard: Most bytes of a tar file; a larger sample has a shard of its own.
         n_shards: Number of shards, equal up to one sample, 1 to the number of samples; not for a generator.
+        bytes_per_pack: For small samples, such as short texts, which take few bytes on disk then: those of at most so
+            many bytes are written together, in members of at most so many (packs), such as 65536. Readers of this
+            release find each sample as ever; other programs see one member `.hrpack` for each pack. None: no packs.
         executor: Where the tasks run: anything with the interface of `concurrent.futures`, such as the
             `get_executor()` of a Dask client, over a file system that all of them see. None: processes of our own.
         workers: How many of these; 1 is this process; None is one for each CPU, unless the set takes seconds only.
         prefix: First part of the file names.
-        sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512), shape
-            [n_samples]; for `bytes_per_shard`, which asks for each sample once more when they are None.
+        sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512; in a pack its
+            data, its key and some 30 bytes a member), shape [n_samples]; for `bytes_per_shard`, which asks for each
+            sample once more when they are None.
         columns: Arrays to keep beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
         fingerprint: Any text that changes with the samples, such as a version.
         overwrite: Whether to write anew what is there, a finished set included.
@@ -138,6 +144,7 @@ def write_shards(
         raise ValueError(f"directory must be a local one, got {str(directory)!r}: write the shards, then copy them")
     shard_paths(Path(), prefix, 0)
     size = shard_size(samples_per_shard, bytes_per_shard, n_shards)
+    packs = pack_size(bytes_per_pack)
     refuse_inherited()
     everything, folder = _loaded(samples), expanded(directory)
     replaces = overwrite or bool(fingerprint)  # else a finished set is left alone
@@ -145,7 +152,7 @@ def write_shards(
         if n_shards is not None or executor is not None or (processes or 1) > 1 or sizes is not None:
             allowed = "samples_per_shard or bytes_per_shard, and neither n_shards, executor, workers nor sizes"
             raise ValueError(f"samples without len() are written in this process as they come: give {allowed}")
-        plan = Plan.of_stream(prefix, "{}={}".format(*size), fingerprint)
+        plan = Plan.of_stream(prefix, size, fingerprint, packs)
         folder.mkdir(parents=True, exist_ok=True)
         with directory_lock(folder):
             finished = (folder / NAME).exists() and not unfinished_write(folder)
@@ -154,7 +161,7 @@ def write_shards(
             elif finished and not overwrite and plan.prepare(folder, replaces=True, stream=True):
                 return _with_columns(folder, columns or {})
             plan.prepare(folder, replaces=replaces, anew=True, stream=True)
-            return _write_stream(iter(everything), folder, plan, size, columns or {})
+            return _write_stream(iter(everything), folder, plan, size, packs, columns or {})
     count = len(everything)
     stored = None if sizes is None else given_sizes(sizes, count)
     arrays = _check_columns(columns or {}, count)
@@ -163,10 +170,10 @@ def write_shards(
     if not replaces:
         refuse_finished(folder)
     if bytes_per_shard is not None and stored is None and count:
-        stored, keys = measure(everything)
-    bounds = bounds_of(count, stored, size)
+        stored, keys = measure(everything, packs)
+    bounds = bounds_of(count, stored, size, with_packs=packs > 0)
     hashes = None if keys is None else _check_keys(keys, count)
-    plan = Plan.of(prefix, bounds, fingerprint)
+    plan = Plan.of(prefix, bounds, fingerprint, packs)
     folder.mkdir(parents=True, exist_ok=True)
     with directory_lock(folder):
         if not replaces:
@@ -176,6 +183,7 @@ def write_shards(
             folder,
             plan,
             bounds,
+            bytes_per_pack=packs,
             hashes=hashes,
             replaces=replaces,
             anew=overwrite,
@@ -191,6 +199,7 @@ def write_set(
     plan: Plan,
     bounds: Sequence[int],
     *,
+    bytes_per_pack: int = 0,
     hashes: npt.NDArray[np.uint64] | None = None,
     replaces: bool,
     anew: bool,
@@ -200,9 +209,10 @@ def write_set(
 ) -> list[Written]:
     """Write those shards of a plan that are not there yet, or stale; the folder is locked, and gets no manifest yet.
 
-    `Plan.prepare` says what is stale; `kept` what is there already, with the `hashes` of all keys where they are known.
+    `bytes_per_pack` is that of the plan. `Plan.prepare` says what is stale; `kept` what is there already, with the
+    `hashes` of all keys where they are known.
     """
-    tasks = _tasks(samples, shard_paths(folder, plan.prefix, plan.shards), bounds)
+    tasks = _tasks(samples, shard_paths(folder, plan.prefix, plan.shards), bounds, bytes_per_pack)
     plan.prepare(folder, replaces=replaces, anew=anew, alone=alone)
     remove_parts(folder, plan.prefix)
     parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
@@ -213,7 +223,12 @@ def write_set(
 
 
 def _write_stream(
-    samples: Iterator[Any], folder: Path, plan: Plan, size: ShardSize, columns: Mapping[str, npt.ArrayLike]
+    samples: Iterator[Any],
+    folder: Path,
+    plan: Plan,
+    size: ShardSize,
+    bytes_per_pack: int,
+    columns: Mapping[str, npt.ArrayLike],
 ) -> Manifest:
     """Write samples whose number is unknown, as they come."""
     remove_parts(folder, plan.prefix)
@@ -230,7 +245,8 @@ def _write_stream(
                         written.append(publisher.finish(shard))
                         shard = None
                 if shard is None:
-                    shard = publisher.begin(folder / f"{plan.prefix}-{len(written):06d}.tar", token)
+                    path = folder / f"{plan.prefix}-{len(written):06d}.tar"
+                    shard = publisher.begin(path, token, bytes_per_pack)
                 shard.add(key, sample)
                 if shard.builder.pending >= CHUNK:
                     shard.flush()
@@ -321,7 +337,7 @@ def _check_columns(columns: object, n_samples: int) -> Columns:
     return {name: check_column(name, values, n_samples, what=f"columns[{name!r}]") for name, values in columns.items()}
 
 
-def _tasks(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[ShardTask]:
+def _tasks(samples: Any, paths: Sequence[Path], bounds: Sequence[int], bytes_per_pack: int) -> list[ShardTask]:
     """One task a shard, each with its own samples only, where these can be cut."""
     token, tasks = secrets.token_hex(4), []
     for path, (start, stop) in zip(paths, pairwise(bounds), strict=True):
@@ -330,7 +346,7 @@ def _tasks(samples: Any, paths: Sequence[Path], bounds: Sequence[int]) -> list[S
             own, first, last = samples[start:stop], 0, stop - start
         elif callable(getattr(samples, "part", None)):
             own, first, last = samples.part(start, stop), 0, stop - start
-        tasks.append(ShardTask(path, own, first, last, start, token))
+        tasks.append(ShardTask(path, own, first, last, start, token, bytes_per_pack))
     return tasks
 
 
@@ -355,6 +371,7 @@ def write_tars(
     *,
     n_shards: int,
     prefix: str = "wdshards",
+    bytes_per_pack: int | None = None,
 ) -> list[Path]:
     """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, without indexes.
 
@@ -367,6 +384,7 @@ def write_tars(
         directory: Where to write; made if need be.
         n_shards: Number of shards, 1 to `len(samples)`.
         prefix: First part of the file names.
+        bytes_per_pack: As of `write_shards`: small samples together in members of at most so many bytes.
 
     Returns:
         The paths of the shards, in order.
@@ -384,15 +402,15 @@ def write_tars(
     >>> [path.name for path in paths]
     ['wdshards-000000.tar', 'wdshards-000001.tar']
     """
-    bounds, target = shard_bounds(len(samples), n_shards), expanded(directory)
+    bounds, target, packs = shard_bounds(len(samples), n_shards), expanded(directory), pack_size(bytes_per_pack)
     paths = shard_paths(target, prefix, len(bounds) - 1)
     target.mkdir(parents=True, exist_ok=True)
     refuse_leftovers(target, prefix, paths)
     with TemporaryDirectory(prefix=f".{prefix}-", dir=target) as hidden, _shards_named_in(target):
         folder = Path(hidden, target.name)
         folder.mkdir(exist_ok=True)
-        plan = Plan.of(prefix, bounds, "")
-        written = write_set(samples, folder, plan, bounds, replaces=False, anew=False, workers=1)
+        plan = Plan.of(prefix, bounds, "", packs)
+        written = write_set(samples, folder, plan, bounds, bytes_per_pack=packs, replaces=False, anew=False, workers=1)
         _refuse_repeated_key(written, folder, "make keys unique")
         for path in paths:
             (folder / path.name).replace(path)
