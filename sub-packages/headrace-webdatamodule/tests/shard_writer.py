@@ -27,6 +27,8 @@ class Made:
             raise RuntimeError("no such luck")
         if self.trouble.get(number) == "exit":
             os._exit(9)
+        if self.trouble.get(number) == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble.get(number) == "eio":
             with Path("/proc/self/mem").open("rb") as memory:  # nothing is mapped at 0: a real EIO
                 memory.read(1)
@@ -56,10 +58,11 @@ def write(directory: str, options: dict[str, Any]) -> Manifest:
         options.get("delay", 0.0),
         {int(number): what for number, what in options.get("trouble", {}).items()},
     )
+    packs = options.get("bytes_per_pack")
     if options.get("stream"):
         made = (samples[number] for number in range(len(samples)))
-        return write_shards(made, directory, samples_per_shard=25, fingerprint="1")
-    shards = {"n_shards": options.get("n_shards", 4), "workers": options.get("workers")}
+        return write_shards(made, directory, samples_per_shard=25, fingerprint="1", bytes_per_pack=packs)
+    shards = {"n_shards": options.get("n_shards", 4), "workers": options.get("workers"), "bytes_per_pack": packs}
     return write_shards(samples, directory, **shards, fingerprint=options.get("fingerprint", "1"))
 
 

@@ -62,7 +62,7 @@ def check_whole(folder: Path, **options: Any) -> None:
     assert not (folder / "manifest.json").exists() or verify_shards(folder) == []
     for path in tars(folder):
         build_index(path.read_bytes())
-    clean = {key: value for key, value in options.items() if key in ("count", "nbytes", "n_shards")}
+    clean = {key: value for key, value in options.items() if key in ("count", "nbytes", "n_shards", "bytes_per_pack")}
     kept = inodes(folder) if folder.exists() else {}
     kept = {name: inode for name, inode in kept.items() if (folder / f"{name}.hri").exists()}
     assert write(str(folder), {**clean, "workers": 1}).n_samples == clean.get("count", 100)
