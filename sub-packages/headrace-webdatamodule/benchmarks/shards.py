@@ -3,12 +3,14 @@
     python benchmarks/shards.py               # two corpora of 200 MB each in a temporary folder, some minutes
     python benchmarks/shards.py --runs 3 --scale 0.1
     python benchmarks/shards.py --start 10000  # only the start of a worker, with so many shards
+    python benchmarks/shards.py --disk  # only the bytes that short texts take on disk
 
 Every time is a median of alternating runs in this process, after one to warm the page cache, undecoded where it is not
 said, and printed as a ratio to webdataset's, the median of the runs' ratios; what is decoded is compared with
 `webdataset, decoded`. webdataset has no random access: random batches are compared with its sequential reading. LMDB,
-litdata (which reads in a row) and Hugging Face's datasets are measured where they are installed. `--processor` counts
-the processor's time of what runs in this process, on a machine that is busy with other work.
+litdata (which reads in a row) and Hugging Face's datasets are measured where they are installed. "packed" are the same
+samples written with `bytes_per_pack=65536`, of which medium ones have few in a pack. `--processor` counts the
+processor's time of what runs in this process, on a machine that is busy with other work.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from headrace.webdatamodule import IndexedShards, index_shards, write_tars
 
 BATCH = 64
 SHARDS = 4
+PACK = 1 << 16
 Works = dict[str, Callable[[], int]]
 Clock = Callable[[], float]
 
@@ -52,6 +55,8 @@ class Corpus(Sequence[tuple[str, Mapping[str, bytes]]]):
         start = index * 131 % 900_000
         if self.kind == "medium":
             members = {"bin": self.noise[start : start + 20_480]}
+        elif self.kind == "texts":
+            members = {"txt": self.noise[start : start + 100 + index * 97 % 301]}
         else:
             label = json.dumps({"id": index, "label": index % 7}).encode()
             members = {"seq": self.noise[start : start + 360], "json": label}
@@ -115,7 +120,7 @@ def workers(urls: list[str], order: list[list[int]], datasets: Mapping[str, Any]
     return {name: partial(delivered, loader) for name, loader in {"webdataset": stream, **loaders}.items()}
 
 
-def reading(folder: Path, others: Mapping[str, Any], count: int, runs: int, clock: Clock) -> None:
+def reading(folder: Path, packed: Path, others: Mapping[str, Any], count: int, runs: int, clock: Clock) -> None:
     urls = sorted(map(str, folder.glob("*.tar")))
     order = batches(count)
     plain = IndexedShards(folder, decode=None, verify="none")
@@ -131,6 +136,14 @@ def reading(folder: Path, others: Mapping[str, Any], count: int, runs: int, cloc
         "random batches, decoded": lambda: random_batches(decoded, order),
         "one by one, decoded": lambda: one_by_one(decoded, order),
     }
+    together, whole_packed = IndexedShards(packed, decode=None), IndexedShards(packed)
+    works |= {
+        "packed, sequential": lambda: drain(together.iterate()),
+        "packed, random batches": lambda: random_batches(together, order),
+        "packed, one by one": lambda: one_by_one(together, order),
+        "packed, random batches, decoded": lambda: random_batches(whole_packed, order),
+        "packed, one by one, decoded": lambda: one_by_one(whole_packed, order),
+    }
     for name, other in others.items():
         works[f"{name}, sequential"] = partial(drain, other)
     others = {name: other for name, other in others.items() if hasattr(other, "__getitems__")}
@@ -142,7 +155,8 @@ def reading(folder: Path, others: Mapping[str, Any], count: int, runs: int, cloc
         works["LMDB, random batches, decoded"] = partial(random_batches, whole, order)
         works["LMDB, one by one, decoded"] = partial(one_by_one, whole, order)
     report(folder.name, alternating(works, count, runs, clock))
-    passes = workers(urls, order, {"random batches, no checksums": plain, "random batches": checked, **others})
+    datasets = {"random batches, no checksums": plain, "random batches": checked, "packed, random batches": together}
+    passes = workers(urls, order, {**datasets, **others})
     report(f"{folder.name}, two workers", alternating(passes, count, runs))
 
 
@@ -151,7 +165,7 @@ def report(title: str, found: dict[str, list[float]]) -> None:
         peer = "webdataset, decoded" if name.endswith("decoded") else "webdataset"
         ratios = [other / passed for other, passed in zip(found[peer], times, strict=True)]
         spread = f"({min(ratios):.1f} to {max(ratios):.1f})"
-        print(f"{title:20} {name:30} {median(times):7.2f} us a sample  {median(ratios):6.1f} x {peer} {spread}")
+        print(f"{title:20} {name:32} {median(times):7.2f} us a sample  {median(ratios):6.1f} x {peer} {spread}")
 
 
 def starting(folder: Path, shards: int, runs: int) -> None:
@@ -190,16 +204,33 @@ def opening(folder: Path, runs: int) -> None:
     print(f"{folder.name:20} the index takes {nbytes / len(dataset):.1f} bytes a sample")
 
 
+def disk(root: Path) -> None:
+    """The bytes that 10,000 texts of 100 to 400 bytes take, index and manifest included, for each byte of text."""
+    corpus = Corpus("texts", 10_000)
+    payload = sum(len(corpus[index][1]["txt"]) for index in range(len(corpus)))
+    for name, packs in (("shards", None), ("packed shards", PACK)):
+        write_tars(corpus, root / name, n_shards=2, bytes_per_pack=packs)
+        index_shards(root / name)
+    peers(corpus, root)
+    for folder in sorted(root.iterdir()):
+        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        print(f"{folder.name:14} {nbytes / payload:5.2f} bytes on disk for each byte of text")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of samples, 100,000 and 10,000")
     parser.add_argument("--processor", action="store_true", help="count the processor's time, not the wall's")
+    parser.add_argument("--disk", action="store_true", help="measure the bytes that short texts take on disk")
     parser.add_argument("--start", type=int, default=0, help="measure the start of a worker, with so many shards")
     options = parser.parse_args()
     clock = time.thread_time if options.processor else time.perf_counter
     warnings.simplefilter("ignore")  # webdataset warns of fewer shards than it likes
     with tempfile.TemporaryDirectory() as root:
+        if options.disk:
+            disk(Path(root))
+            return
         if options.start:
             starting(Path(root, "many"), options.start, options.runs)
             return
@@ -208,8 +239,12 @@ def main() -> None:
             corpus = Corpus(kind, count)
             write_tars(corpus, folder, n_shards=SHARDS)
             index_shards(folder)
-            reading(folder, peers(corpus, Path(root, f"peers of {kind}")), count, options.runs, clock)
+            packed = Path(root, f"packed {kind}")
+            write_tars(corpus, packed, n_shards=SHARDS, bytes_per_pack=PACK)
+            index_shards(packed)
+            reading(folder, packed, peers(corpus, Path(root, f"peers of {kind}")), count, options.runs, clock)
             opening(folder, options.runs)
+            opening(packed, options.runs)
 
 
 if __name__ == "__main__":
