@@ -41,10 +41,12 @@ from headrace.webdatamodule import (
     write_shards,
     write_tars,
 )
-from headrace.webdatamodule.shards.format.pack import MOST_BYTES, is_pack_name, read_samples
+from headrace.webdatamodule.shards.format.pack import MOST_BYTES, OVERHEAD, is_pack_name, read_samples
 from headrace.webdatamodule.shards.format.tar import walk
 from headrace.webdatamodule.shards.index.container import INDEX_VERSION, PACKED_INDEX_VERSION
 from headrace.webdatamodule.shards.writing.pack_files import list_members
+from headrace.webdatamodule.shards.writing.plan import sample_bytes
+from headrace.webdatamodule.shards.writing.shard_task import ShardBuilder
 from headrace.webdatamodule.streaming.stream_sources import Unpacker
 from headrace.webdatamodule.utils import pickles_to_tars
 
@@ -136,6 +138,40 @@ def test_no_shard_is_larger_than_asked(samples: Samples, bytes_per_pack: int, mo
         assert list(IndexedShards(root, decode=None)) == folded(samples)
 
 
+@settings(max_examples=200, deadline=None)
+@given(SAMPLES, SIZES)
+def test_samples_take_no_more_than_is_said_before(samples: Samples, bytes_per_pack: int) -> None:
+    said, last = OVERHEAD, 0
+    for count in range(1, len(samples) + 1):
+        builder = ShardBuilder("s.tar", bytes_per_pack)
+        for key, sample in samples[:count]:
+            builder.add(key, sample)
+        assert len(builder) == count
+        at_most = builder.nbytes
+        builder.finish()
+        key, sample = samples[count - 1]
+        said += sample_bytes(key, sample, bytes_per_pack)
+        assert builder.samples.end <= min(at_most, said, last + sample_bytes(key, sample))
+        last = at_most
+
+
+def test_what_would_not_be_smaller_is_no_pack(tmp_path: Path) -> None:
+    apart = [[("a", {"txt": b"1"})], [("a" * 90, {"b": bytes(512)}), ("b" * 90, {"b": bytes(512)})]]
+    together = [[("a", {"txt": b"1", "cls": b"2"})], [("a", {"b": bytes(400)}), ("b", {"b": bytes(400)})]]
+    for packs, cases in ((0, apart), (1, together)):
+        for samples in cases:
+            [path] = write_tars(samples, tmp_path, n_shards=1, bytes_per_pack=2000)
+            assert [is_pack_name(member.name) for member in walk(path.read_bytes())] == (
+                [True] if packs else [False] * len(samples)
+            )
+
+
+def test_the_first_pack_of_a_shard_has_room(tmp_path: Path) -> None:
+    samples = [(f"s{i}", {"txt": bytes(4550)}) for i in range(2)]  # together they fit, but for header and padding
+    manifest = write_shards(samples, tmp_path, bytes_per_shard=10_240, bytes_per_pack=1 << 20)
+    assert [shard.nbytes for shard in manifest.shards] == [10_240, 10_240]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_shards_of_packs_are_as_full_as_asked(tmp_path: Path, stream: bool) -> None:
     samples = [(f"s{i:05d}", {"txt": b"x" * 250}) for i in range(8000)]
@@ -212,14 +248,14 @@ def test_sizes_of_packs_that_are_not_allowed(tmp_path: Path, number: int) -> Non
 def test_what_cannot_be_stored_is_refused_with_and_without_packs(tmp_path: Path, packs: int | None) -> None:
     wrong: list[tuple[str, Any, str]] = [
         ("a", {"hrpack": b""}, "readers use for themselves: rename it"),
-        ("x" * 200, {"txt": b""}, "does not fit"),
+        ("x" * 200, {"txt": b"1"}, "does not fit"),
         ("a.b", {"txt": b""}, "cannot be stored"),
         ("a", {"txt": "text"}, "must be bytes"),
         ("a", {}, "no members"),
     ]
     for key, sample, message in wrong:
         with pytest.raises(ShardError, match=message):
-            write_shards([("first", {"txt": b""}), (key, sample)], tmp_path, n_shards=1, bytes_per_pack=packs)
+            write_shards([("first", {"txt": b"1"}), (key, sample)], tmp_path, n_shards=1, bytes_per_pack=packs)
     with pytest.raises(ShardError, match="'a' occurs twice"):
         write_shards([("a", {"txt": b""})] * 2, tmp_path, n_shards=1, bytes_per_pack=packs)
 
@@ -272,6 +308,17 @@ def test_each_flipped_byte_names_its_sample_or_its_pack(folder: Path) -> None:
                 assert (fault.sample, fault.member, fault.offset) == (None, pack.name, pack.offset - 512)
                 assert "the pack" in fault.message
     assert tables > 100
+    for pack in packs:  # the padding behind is that of the last sample, the header that of the pack or the first one
+        inside = [at for at in samples.offsets if pack.offset <= at < pack.offset + pack.size]
+        first, last = (index.key(index.locate(samples.offsets.index(at))[0]) for at in (inside[0], inside[-1]))
+        end = pack.offset + pack.size
+        for byte in (end, end + -end % 512 - 1) if end % 512 else ():
+            path.write_bytes(before[:byte] + b"!" + before[byte + 1 :])
+            assert [(fault.sample, fault.offset) for fault in verify_shards(folder)] == [(last, byte)]
+        for byte in range(pack.offset - 512, pack.offset, 37):
+            path.write_bytes(before[:byte] + bytes([before[byte] ^ 1]) + before[byte + 1 :])
+            assert {fault.sample for fault in verify_shards(folder)} <= {None, first}
+            assert verify_shards(folder)
     path.write_bytes(before)
     assert verify_shards(folder) == []
 
@@ -505,7 +552,10 @@ def test_a_stream_reads_the_samples_in_packs(tmp_path: Path, indexed: bool) -> N
     module = WebDataModule({Split.train: 40}, "json", {Split.train: tmp_path}, 4, **options)
     assert [one for batch in quietly(module.train_dataloader()) for (one,) in batch] == list(range(40))
     if not indexed:
-        choice = {"select_files": lambda name: name.startswith("s00"), "rename_files": lambda name: f"s{name[1:]}"}
+        choice = {
+            "select_files": lambda name: name.endswith(".json") and name < "t010",
+            "rename_files": lambda name: f"t{name[1:]}",
+        }
         module = WebDataModule(
             {Split.train: 10}, "json", {Split.train: tmp_path}, 4, kwargs_wds={Split.train: choice}, **options
         )

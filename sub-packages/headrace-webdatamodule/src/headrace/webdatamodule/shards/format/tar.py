@@ -251,10 +251,8 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
     for member in members:
         if member.kind != "packed":
             samples.end = member.offset + padded(member.size)
-        if member.kind == "pack":
+        if member.kind == "pack":  # its members follow, and are of another kind than those before
             samples.packs += 1
-            _close(samples, suffixes, shard)
-            current, suffixes = None, []
             continue
         reason = skip_reason(member)
         if reason:
