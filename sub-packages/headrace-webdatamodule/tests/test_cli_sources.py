@@ -194,7 +194,7 @@ def test_a_fasta_that_grows_many_times_warns_and_says_what_to_do(tmp_path: Path)
     number = re.search(r"warning: the shards take about (\d+) times the bytes of the records, 18 MiB for 2\.1: ", told)
     assert number is not None, told
     assert abs(int(number[1]) - growth) <= 1
-    assert "One member for each record halves that" in told
+    assert "Pass --bytes-per-pack 64K" in told
     assert "columns of a Parquet table, for MapDataModule" in told
     for name, records, letters in (("few", 800, 240), ("long", 9000, 1200)):
         assert packed(name, records, letters)[1] == ""

@@ -44,6 +44,7 @@ from headrace.webdatamodule import (
 from headrace.webdatamodule.shards.format.pack import MOST_BYTES, OVERHEAD, is_pack_name, read_samples
 from headrace.webdatamodule.shards.format.tar import walk
 from headrace.webdatamodule.shards.index.container import INDEX_VERSION, PACKED_INDEX_VERSION
+from headrace.webdatamodule.shards.remote.shards import most_index_bytes
 from headrace.webdatamodule.shards.writing.pack_files import list_members
 from headrace.webdatamodule.shards.writing.plan import sample_bytes
 from headrace.webdatamodule.shards.writing.shard_task import ShardBuilder
@@ -221,6 +222,15 @@ def test_sets_without_packs_stay_what_they_were(tmp_path: Path) -> None:
     manifest = write_shards(iter(samples), tmp_path / "stream", samples_per_shard=7)
     assert manifest.fingerprint == "ef103414c0bc633156ae33ad47948c31"
     assert json.loads((tmp_path / "stream" / "shard.plan.json").read_text())["bounds"] == "4141009665bf310c"
+
+
+@pytest.mark.slow
+def test_the_index_of_empty_members_is_not_too_large_to_be_fetched(tmp_path: Path) -> None:
+    many = [(f"{i}", {f"{n}": b"" for n in range(20)}) for i in range(16_000)]
+    write_shards(many, tmp_path, n_shards=1, bytes_per_pack=1 << 16)
+    [path] = tars(tmp_path)
+    nbytes, of_index = path.stat().st_size, Path(f"{path}.hri").stat().st_size
+    assert most_index_bytes(0) + 3 * nbytes < of_index <= most_index_bytes(nbytes)
 
 
 def test_offsets_are_those_of_the_data(tmp_path: Path) -> None:

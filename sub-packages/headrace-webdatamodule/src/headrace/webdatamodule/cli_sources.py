@@ -293,8 +293,8 @@ def _warn_of_growth(records: Sequence[Fasta], warn: Warn) -> None:
         warn(
             f"the shards take about {shards / held:.0f} times the bytes of the records, {shards / _MIB:,.0f} MiB for "
             f"{held / _MIB:,.1f}: in a tar each member takes {2 * BLOCK} bytes or more, and a record has two. "
-            f"Pass --bytes-per-pack {PACK}, which writes many records into one member of a tar: only headrace reads "
-            "them there"
+            f"Pass --bytes-per-pack {PACK}, which writes many records into one member of the tar, where only "
+            "headrace reads them; or keep them as columns of a Parquet table, for MapDataModule"
         )
 
 
