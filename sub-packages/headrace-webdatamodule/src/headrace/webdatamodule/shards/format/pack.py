@@ -23,6 +23,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ from headrace.webdatamodule.shards.format.tar import (
 
 PACK_MAGIC = b"\x89HRK\r\n\x1a\n"
 PACK_VERSION = 1
-MAX_TABLE_BYTES = 1 << 24
+MAX_TABLE_BYTES = 1 << 22  # four times what we write; JSON made to do harm takes 21 times its bytes of memory
 MOST_BYTES = 1 << 30  # of the data of a pack, which is made in memory
 MOST_TABLE = 1 << 20  # bytes of a table that we write, as `table_bytes` counts them
 # What a pack takes at most beside its table and its data: its header in the tar, its head, a table of nothing, padding.
@@ -190,9 +191,14 @@ def pack_head(samples: Sequence[tuple[str, Sequence[str], Sequence[int]]]) -> by
     return _head(text) + text
 
 
-def table_bytes(key: str, members: Iterable[str]) -> int:
+def table_bytes(key: str, members: tuple[str, ...]) -> int:
     """Bytes that a sample takes in a table, at most: its key, its layout and its sizes, with what separates them."""
-    return _text_bytes(key) + sum(_text_bytes(name) + 13 for name in members) + 12  # a size has up to 10 digits
+    return _text_bytes(key) + _layout_bytes(members)
+
+
+@lru_cache(maxsize=4096)
+def _layout_bytes(members: tuple[str, ...]) -> int:
+    return sum(_text_bytes(name) + 13 for name in members) + 12  # a size has up to 10 digits
 
 
 def _text_bytes(text: str) -> int:
