@@ -167,6 +167,18 @@ def test_what_would_not_be_smaller_is_no_pack(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.slow
+def test_no_table_is_larger_than_readers_take(tmp_path: Path) -> None:
+    wide = {f"{'m' * 64}{n}": b"" for n in range(60_000)}  # in a table, 4.9 MB
+    write_tars([("a", {"txt": b"1"}), ("b", wide), ("c", {"txt": b"2"})], tmp_path, n_shards=1, bytes_per_pack=1000)
+    names = [member.name for member in walk(tars(tmp_path)[0].read_bytes())]
+    assert (len(names), any(map(is_pack_name, names))) == (60_002, False)
+    many = [(f"{'k' * 60}{n}", {"txt": b""}) for n in range(30_000)]
+    write_tars(many, tmp_path, n_shards=1, bytes_per_pack=1 << 20)
+    samples = read_samples(tars(tmp_path)[0].read_bytes())
+    assert (samples.packs, len(samples.keys)) == (3, 30_000)
+
+
 def test_the_first_pack_of_a_shard_has_room(tmp_path: Path) -> None:
     samples = [(f"s{i}", {"txt": bytes(4550)}) for i in range(2)]  # together they fit, but for header and padding
     manifest = write_shards(samples, tmp_path, bytes_per_shard=10_240, bytes_per_pack=1 << 20)

@@ -239,7 +239,7 @@ def packed_bytes(key: str, sizes: Mapping[str, int], bytes_per_pack: int) -> int
     that two in a row are more than full. Samples too large for a pack end one, and bear all of what the next one takes.
     """
     data, table = sum(sizes.values()), table_bytes(key, tuple(sizes))
-    if data > bytes_per_pack:
+    if data > bytes_per_pack or table > MOST_TABLE:
         return sum(map(stored_bytes, sizes.values())) + OVERHEAD
     return data + table + math.ceil(2 * OVERHEAD * (data / bytes_per_pack + table / MOST_TABLE))
 

@@ -361,7 +361,7 @@ class ShardBuilder:
         )
         sizes = list(map(len, data))
         nbytes, in_table = sum(sizes), table_bytes(key, members)
-        if nbytes > self._bytes_per_pack:
+        if nbytes > self._bytes_per_pack or in_table > MOST_TABLE:
             self._close_pack()
             self._add_members(key, members, begin, data)
             return
