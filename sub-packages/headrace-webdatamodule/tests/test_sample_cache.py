@@ -190,6 +190,24 @@ def test_reading_in_a_row_keeps_samples_and_finds_them(site: Site, tmp_path: Pat
     assert tars(site) == []
 
 
+def test_samples_of_packs_and_without_members_are_kept(tmp_path: Path) -> None:
+    samples: list[Any] = [(f"p{i:02d}", {"txt": b"%d" % i * (i % 7), "cls": b"%d" % i}) for i in range(50)]
+    samples += [(f"q{i:02d}", {"txt": b"" if i % 2 else bytes(5000)}) for i in range(10)]
+    write_tars(samples, tmp_path / "site", n_shards=2, bytes_per_pack=1000)
+    index_shards(tmp_path / "site")
+    near = IndexedShards(tmp_path / "site")
+    everything = range(len(near))
+    with served(tmp_path / "site") as site:
+        dataset = IndexedShards(remote(site, tmp_path / "cache"))
+        for _ in range(2):
+            assert dataset.__getitems__([*everything][::-1]) == near.__getitems__([*everything][::-1])
+            assert list(dataset) == list(near)
+            dataset.close()
+        site.faults.asked.clear()
+        assert dataset.__getitems__(everything) == near.__getitems__(everything)
+        assert tars(site) == []
+
+
 def test_other_members_are_kept_apart(site: Site, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     both, one = IndexedShards(remote(site, cache)), IndexedShards(remote(site, cache), ["json"])

@@ -194,9 +194,9 @@ class ShardReader:
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """The ranges of the members of a sample, in the order in which they are read."""
         start, members = (self._width * number, self._members) if self._members else self._locate(number)
-        blocks, sizes, found = self.index.blocks.data, self.index.sizes.data, []
+        begins, sizes, unit, found = self.index.begins.data, self.index.sizes.data, self.index.unit, []
         for _, column in members:
-            begin = blocks[start + column] * BLOCK
+            begin = begins[start + column] * unit
             found.append((begin, begin + sizes[start + column]))
         return found
 
