@@ -53,6 +53,21 @@ def test_a_trial_holds_one_copy_of_weights_and_optimizer_state() -> None:
     assert held < 3.1 * weights  # Adam keeps two numbers for each weight
 
 
+def test_a_gradient_of_one_number_that_is_a_view_of_a_scalar() -> None:
+    layer = torch.nn.Linear(3, 1)
+    layer.weight.grad, layer.bias.grad = torch.ones(1, 3), torch.as_strided(torch.ones(1), (1,), (0,))
+    with unchanged(layer):
+        layer.bias.grad.zero_()
+    assert layer.bias.grad.tolist() == [1]
+
+
+def test_a_tensor_without_elements() -> None:
+    model = torch.nn.ParameterList([torch.ones(0, 3), torch.ones(2)])
+    with unchanged(model):
+        model[1].data.zero_()
+    assert [parameter.tolist() for parameter in model] == [[], [1, 1]]
+
+
 def test_weights_of_another_model_are_put_back_with_their_optimizer() -> None:
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1.0)

@@ -26,13 +26,15 @@ class HostCopy:
     """The bytes of a tensor; numpy holds them, so that they count in no device's memory, simulated ones included."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        flat = _local(tensor).cpu().reshape(-1)
-        self.bytes: NDArray[np.uint8] = flat.contiguous().view(torch.uint8).numpy().copy()
+        flat = _local(tensor).cpu().reshape(-1).contiguous()
+        flat = flat.as_strided(flat.shape, (1,))  # a single number may have stride 0, of which there is no view
+        self.bytes: NDArray[np.uint8] = flat.view(torch.uint8).numpy().copy()
 
     def restore(self, tensor: torch.Tensor) -> None:
         """Write the bytes back."""
         local = _local(tensor)
-        local.copy_(torch.from_numpy(self.bytes).view(local.dtype).reshape(local.shape))
+        if local.numel():  # a rank may have no part of a sharded tensor, and no bytes are no view of anything
+            local.copy_(torch.from_numpy(self.bytes).view(local.dtype).reshape(local.shape))
 
 
 def gradient_copies(parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, HostCopy]]:
