@@ -13,6 +13,7 @@ from headrace.size_aware_batching._display import described, inner, never_raises
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard, OOMReport
+from headrace.size_aware_batching.memory.sharded import is_fully_sharded
 from headrace.size_aware_batching.memory.snapshot import unchanged
 from headrace.size_aware_batching.memory.worst_batches import raise_if_out_of_memory, with_optimizer_state
 from headrace.size_aware_batching.planning.pieces import as_indices
@@ -111,7 +112,7 @@ class OOMRescue(Callback):
 
     Raises:
         RuntimeError: From ``fit``, if ``training_step`` communicates or counts the targets of its part.
-        TypeError: If an option is not one of these; from ``fit``, if the model's parameters are sharded (FSDP).
+        TypeError: If an option is not one of these; from ``fit``, if the model is sharded (FSDP, FSDP2).
         ValueError: From ``fit``, if BatchNorm is in training mode, there are several optimizers, or the module uses
             manual optimization.
 
@@ -159,6 +160,11 @@ class OOMRescue(Callback):
         model, optimizer, strategy = trainer.strategy.model, trainer.optimizers[0], trainer.strategy
         if model is None:
             raise ValueError("OOMRescue needs a strategy that has a model, got none")
+        if is_fully_sharded(model):
+            raise TypeError(
+                "OOMRescue must train a model that is not sharded, got one of FSDP2, of which no step can be repeated: "
+                "train it in a loop of your own, where OOMGuard raises the error of one rank on all"
+            )
         self.guard = OOMGuard(model, optimizer, **self.options)
         if self._learned:
             self.guard.load_state_dict(self._learned)

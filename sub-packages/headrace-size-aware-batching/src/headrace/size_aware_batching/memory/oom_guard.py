@@ -15,9 +15,16 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from headrace.size_aware_batching._display import html, never_raises
 from headrace.size_aware_batching._validation import counted, one_of
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
-from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, out_of_memory
+from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, is_out_of_memory, out_of_memory
 from headrace.size_aware_batching.memory.parts import refused_collectives, running_part
 from headrace.size_aware_batching.memory.peaks import describe
+from headrace.size_aware_batching.memory.sharded import (
+    FailureKind,
+    ShardedRanks,
+    clip_sharded,
+    is_fully_sharded,
+    is_lost_connection,
+)
 from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies
 from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
 from headrace.size_aware_batching.memory.step_budget import StepBudget
@@ -45,6 +52,8 @@ class _Answer(NamedTuple):
     gradients: list[bool]  # for each parameter, whether a rank has one
 
 
+# Their updates have no collective where weights are sharded; that of Muon or Adafactor has.
+_ELEMENTWISE = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adadelta", "Adamax", "RMSprop", "Rprop", "ASGD"}
 _LOST, _BROKEN = 1, 2  # what has failed on a rank: its memory, or its code
 
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
@@ -193,8 +202,12 @@ class OOMGuard:
     ) -> None:
         one_of("reduction", reduction, ("mean", "sum", "scaled"))
         self._budget = StepBudget(budget, shrink, window)
-        if any(hasattr(p, "to_local") for p in model.parameters()) or _is_sharded(model):
-            raise TypeError("model must be unsharded or a DistributedDataParallel, got one whose weights are sharded")
+        sharded = is_fully_sharded(model)
+        if (any(hasattr(p, "to_local") for p in model.parameters()) and not sharded) or _is_sharded(model):
+            raise TypeError(
+                "model must be unsharded, a DistributedDataParallel or sharded by fully_shard (FSDP2), got one whose "
+                "weights are sharded otherwise"
+            )
         if "ZeroRedundancyOptimizer" in _names(optimizer):
             raise TypeError(
                 "optimizer must update this rank only, got ZeroRedundancyOptimizer: its ranks update in lockstep"
@@ -211,7 +224,10 @@ class OOMGuard:
         self.phase = "forward"
         self._updated = False
         self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-        parallel = the_data_parallel(model)
+        self.sharded = ShardedRanks(model) if sharded else None
+        self.checkpoint: str | None = None
+        self._part: Any = None  # that runs, under FSDP2
+        parallel = None if sharded else the_data_parallel(model)
         self._group = None if parallel is None else parallel.process_group
         self._entered: ExitStack | None = None
         self._batches: list[_Batch] = []  # of the step so far
@@ -256,14 +272,18 @@ class OOMGuard:
     def __enter__(self) -> "OOMGuard":
         self._entered = ExitStack()
         self._entered.enter_context(unsynchronized(self.model))
+        if self.sharded is not None:
+            self._entered.enter_context(self.sharded.watching())
         if self._group is not None:
             self._entered.enter_context(refused_collectives())
         return self
 
-    def __exit__(self, *error: object) -> None:
-        if self._entered is not None:
-            self._entered.close()
-        self._entered = None
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        entered, self._entered = self._entered, None
+        with entered or ExitStack():
+            if error is not None and self.sharded is not None:
+                self.phase = "between"
+                self.sharded.tell(error, self._explain)
 
     def step(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         """Take one training step: gradients of the batch, split if it does not fit, and the update.
@@ -309,9 +329,12 @@ class OOMGuard:
             raise RuntimeError(
                 "a step must not be called in accelerator.accumulate(): give all batches of a step to accumulated_step"
             )
-        batches = list(batches)
-        if not batches:
-            raise ValueError("batches must hold at least one batch, got none")
+        if self.sharded is not None:
+            with self.sharded.step(self._explain):
+                total = self._step_together(self.sharded, batches, loss_of)
+            self.steps += 1
+            return total
+        batches = _some(batches)
         share = 1 / len(batches) if self.reduction == "mean" else 1.0
         self._batches = []  # of a step that failed
 
@@ -332,6 +355,96 @@ class OOMGuard:
         self.update(self.optimizer.step)
         total = torch.stack(losses).sum()
         return total / (sum(map(self.count, batches)) or 1) if self.reduction == "sum" else total
+
+    def _step_together(
+        self, ranks: ShardedRanks, batches: Iterable[Any], loss_of: Callable[[Any], torch.Tensor]
+    ) -> torch.Tensor:
+        """Take a step of FSDP2, in which all ranks run the same number of parts: they meet in each."""
+        self.phase, self._part = "split", None
+        batches = _some(batches)
+        self.refuse_batch_norm()
+        self.model.zero_grad(set_to_none=True)
+        count = float(sum(map(self.count, batches))) if self.reduction == "sum" else 0.0
+        said = ranks.agree([len(batches), count])
+        if (said[:, 0] != len(batches)).any():
+            raise ValueError(f"all ranks must give a step the same number of batches, got {said[:, 0].astype(int)}")
+        factor = 1.0  # FSDP2 averages over the ranks
+        if self.reduction == "mean":
+            factor = 1 / len(batches)
+        elif self.reduction == "sum":
+            factor = ranks.world / (said[:, 1].sum() or 1.0)
+        parts = [self._within_budget(batch, self.budget) for batch in batches]
+        numbers = ranks.agree([len(each) for each in parts]).max(axis=0).astype(int).tolist()
+        losses = []
+        for own, number in zip(parts, numbers, strict=True):
+            for part, weight in self._in_parts(own, number):
+                self.phase, self._part = "forward", part
+                with running_part():
+                    loss = loss_of(part) * (weight * factor)
+                    self.phase = "backward"
+                    torch.autograd.backward(loss)
+                losses.append(loss.detach())
+                del loss  # its graph would be there in the forward of the next part
+        self._part = None
+        if self.clip_norm is not None:
+            self.phase = "clipping"
+            clip_sharded(list(self.model.parameters()), self.clip_norm)
+        self.phase = "optimizer"
+        if _updates_alone(self.optimizer):
+            self.update(self.optimizer.step)
+        else:
+            self.optimizer.step()
+        extra = sum(numbers) - len(numbers)
+        self._split_steps += extra > 0
+        self._extra_parts += extra
+        total = torch.stack(losses).sum()
+        return total / (factor * (count or 1)) if self.reduction == "sum" else total
+
+    def _in_parts(self, parts: list[Any], number: int) -> list[tuple[Any, float]]:
+        """Return this many parts of a batch with their weights: smaller ones, and if there are none, one again."""
+        parts = list(parts)
+        while len(parts) < number:
+            for place in sorted(range(len(parts)), key=lambda place: -self.cost(parts[place])):
+                smaller = self.split(parts[place])
+                if 1 < len(smaller) <= number - len(parts) + 1:
+                    parts[place : place + 1] = smaller
+                    break
+            else:
+                break
+        weights = [1.0] * len(parts)
+        if self.reduction == "mean" and len(parts) > 1:
+            counts = [float(self.count(part)) for part in parts]
+            weights = [count / (sum(counts) or 1) for count in counts]
+        weighted = list(zip(parts, weights, strict=True))
+        # The other ranks wait for each pass, but a mean over nothing is NaN as a rule.
+        counted_parts = [(part, weight) for part, weight in weighted if weight] or weighted
+        cheapest = min((part for part, _ in counted_parts), key=self.cost)
+        return counted_parts + [(cheapest, 0.0)] * (number - len(counted_parts))
+
+    def _explain(self, error: BaseException) -> tuple[FailureKind, str]:
+        """Return in which way a rank of FSDP2 has failed, and what all ranks should read of it."""
+        memory, lost = is_out_of_memory(error), is_lost_connection(error)
+        part, self._part = self._part, None
+        where = f"in the {self.phase} of step {self.steps}"
+        if self.phase == "between":
+            where = f"after {counted(self.steps, 'step')}"
+        failed = "ran out of memory" if memory else "lost the process of another rank" if lost else "failed"
+        text = f"{failed} {where}"
+        budget = ""
+        if part is not None:
+            with suppress(Exception):  # it may be what has failed
+                samples, cost = self.length(part), self.cost(part)
+                sizes = batch_shapes(part) if self.sizes_of is None else describe(self.sizes_of(part))
+                text += f", with {counted(samples, 'sample')} ({sizes}; cost {cost:.10g})"
+                if samples > 1:
+                    budget = f", or with OOMGuard(budget={self._budget.shrink * cost:.6g}), which splits such batches"
+                if memory:
+                    self._record(part, self.phase, str(error))
+        kind = "" if memory or lost else f"{type(error).__name__}: "
+        cure = f"resume from {self.checkpoint or 'the last checkpoint'}"
+        cure += f" with a smaller budget of the sampler{budget}" if memory else " once it is cured"
+        text = f"{text}: {kind}{error}. The ranks cannot complete this step without one another: {cure}"
+        return "memory" if memory else "lost" if lost else "error", text
 
     @contextmanager
     def on_all_ranks(self) -> Iterator[None]:
@@ -463,7 +576,7 @@ class OOMGuard:
                     before.restore(gradient)
             elif any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True)):
                 lost = f"the optimizer stopped half-way, set copy_weights=True: {failed}"
-            elif not _raises_versions(self.optimizer):
+            elif self.sharded is not None or not _raises_versions(self.optimizer):  # foreach raises none of DTensors
                 lost = f"the optimizer may have stopped half-way, set copy_weights=True: {failed}"
             else:
                 for parameter, entry in list(self.optimizer.state.items()):
@@ -634,6 +747,14 @@ def _reduce_flat(
             parameter.grad = found  # a copy may not fit, and the other ranks would wait for this one
 
 
+def _some(batches: Iterable[Any]) -> list[Any]:
+    """Return the batches of a step; refuse none."""
+    found = list(batches)
+    if not found:
+        raise ValueError("batches must hold at least one batch, got none")
+    return found
+
+
 def _names(thing: object) -> set[str]:
     return {base.__name__ for base in type(thing).__mro__}
 
@@ -647,6 +768,11 @@ def _takes_statistics(norm: _NormBase) -> bool:
     if isinstance(norm, _BatchNorm):
         return norm.training or norm.running_mean is None
     return norm.training and norm.track_running_stats
+
+
+def _updates_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the update of sharded weights has no collective, so that one rank alone may repeat it."""
+    return bool(_ELEMENTWISE & _names(getattr(optimizer, "optimizer", optimizer)))
 
 
 def _raises_versions(optimizer: torch.optim.Optimizer) -> bool:

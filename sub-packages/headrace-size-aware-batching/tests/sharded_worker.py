@@ -1,0 +1,297 @@
+"""One of several ranks of a model that FSDP2 shards, one of which fails; or all of which split their batches."""
+
+import faulthandler
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed as dist
+from fails_backward import fails_backward
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed import _functional_collectives
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
+
+from headrace.size_aware_batching import OOMGuard
+from headrace.size_aware_batching.callbacks import OOMRescue
+from headrace.size_aware_batching.memory import sharded
+
+WIDTH = 8
+TIMEOUT = 3000  # seconds of the process group: far longer than a test may take
+HANGS = 100  # seconds until a rank shows its stacks and ends
+
+
+class Middle(torch.nn.Module):
+    """Does nothing, or fails, between two layers that are gathered and reduced each for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward_fails: Callable[[], None] | None = None
+        self.backward_fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.forward_fails is not None:
+            self.forward_fails()
+        found: torch.Tensor = fails_backward(x) if self.backward_fails else x
+        return found
+
+
+class Training:
+    """An FSDP2 model, and its data of this rank."""
+
+    def __init__(self, rank: int, world: int, kind: str = "plain", optimizer: str = "AdamW") -> None:
+        torch.manual_seed(0)
+        self.middle = Middle()
+        first = torch.nn.Sequential(torch.nn.Linear(WIDTH, 16), torch.nn.Tanh())
+        self.sharded: Any = torch.nn.Sequential(first, self.middle, torch.nn.Linear(16, 1)).double()
+        mesh = (
+            init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+            if kind == "hsdp"
+            else init_device_mesh("cpu", (world,))
+        )
+        if kind != "plain":
+            for layer in (first, self.sharded[2]):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(self.sharded, mesh=mesh)
+        self.model: Any = self.sharded
+        if kind == "compiled":
+            self.model = torch.compile(self.sharded, backend="eager")
+        elif kind == "inside":
+            self.model = torch.nn.Sequential(torch.nn.Identity(), self.sharded)
+        self.optimizer = getattr(torch.optim, optimizer)(self.model.parameters(), lr=0.01)
+        data = torch.Generator().manual_seed(rank)
+        self.batches = [torch.randn(6 + 2 * rank, WIDTH, dtype=torch.float64, generator=data) for _ in range(6)]
+
+    def loss(self, part: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(part).square().mean()
+        return found
+
+    def weights(self) -> list[float]:
+        return torch.cat([p.full_tensor().detach().reshape(-1) for p in self.model.parameters()]).tolist()
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def wrong() -> None:
+    raise ValueError("the loss is wrong")
+
+
+def fails(rank: int, world: int, kind: str, where: str, step: int) -> list[float]:
+    """Train four steps; the last rank fails in one of them."""
+    failing = rank == world - 1
+    training = Training(rank, world, kind)
+    update, faults = training.optimizer.step, [0]
+
+    def interrupted() -> Any:
+        if where.startswith("optimizer") and failing and guard.steps == step:
+            faults[0] += 1
+            if faults[0] == 1 or where == "optimizer":
+                out_of_memory()
+        return update()
+
+    training.optimizer.step = interrupted
+
+    def cost(part: torch.Tensor) -> float:
+        if where == "cost" and failing and guard.steps == step:
+            wrong()
+        return float(len(part))
+
+    def loss_of(part: torch.Tensor) -> torch.Tensor:
+        now = failing and guard.steps == step
+        training.middle.forward_fails = {"forward": out_of_memory, "error": wrong}.get(where) if now else None
+        training.middle.backward_fails = now and where == "backward"
+        if now and where == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = training.loss(part)
+        if where == "functional":
+            if now:
+                out_of_memory()
+            loss = loss + 0 * _functional_collectives.all_reduce(loss.detach(), "sum", list(range(world))).item()
+        return loss
+
+    with OOMGuard(training.model, training.optimizer, cost=cost, clip_norm=1.0) as guard:
+        guard.checkpoint = "/runs/last.ckpt"
+        for batch in training.batches[:4]:
+            if where == "between" and failing and guard.steps == step:
+                raise ValueError("the data are wrong")
+            guard.step(batch, loss_of)
+    return training.weights()
+
+
+def planned(rank: int, world: int, kind: str, reduction: Any, clip: float | None) -> dict[str, Any]:
+    """Train steps of one and of two batches that only the last rank wants to split, and the same unsplit."""
+    weights, losses, parts = [], [], []
+    for guarded in (True, False):
+        training = Training(rank, world, kind)
+        batches = training.batches
+        batches[1] = batches[1][: 1 + 6 * rank]  # the first rank has nothing to split
+        groups = [[batches[0]], [batches[1]], [batches[2], batches[3][:3]]]
+        totals = [[6 + 2 * each for each in range(world)], [min(1 + 6 * each, 6 + 2 * each) for each in range(world)]]
+        totals.append([6 + 2 * each + 3 for each in range(world)])
+        calls = 0
+
+        def loss_of(part: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            errors = training.model(part).square()  # noqa: B023 -- in this turn
+            if reduction == "mean":
+                found: torch.Tensor = errors.mean()
+            else:
+                found = errors.sum() * (world / sum(totals[guard.steps]) if reduction == "scaled" else 1)  # noqa: B023 -- in this turn
+            return found
+
+        with OOMGuard(
+            training.model,
+            training.optimizer,
+            reduction=reduction,
+            cost=len,
+            budget=2 if guarded and rank == world - 1 else float("inf"),
+            clip_norm=clip if guarded else None,
+        ) as guard:
+            if guarded:
+                for group in groups:
+                    losses.append(guard.accumulated_step(group, loss_of).item())
+                    parts.append(calls)
+                    calls = 0
+                report = guard.report()
+        if not guarded:
+            for group, total in zip(groups, totals, strict=True):
+                training.optimizer.zero_grad()
+                for batch in group:
+                    errors = training.model(batch).square()
+                    loss = errors.mean() / len(group) if reduction == "mean" else errors.sum() * world / sum(total)
+                    torch.autograd.backward(loss)
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(training.model.parameters(), clip)
+                training.optimizer.step()
+        weights.append(training.weights())
+    guarded_weights, wanted = torch.tensor(weights, dtype=torch.float64)
+    error = float((guarded_weights - wanted).abs().max() / wanted.abs().max())
+    return {"error": error, "weights": weights[0], "losses": losses, "parts": parts, "split": report.split_steps}
+
+
+def masked(rank: int, world: int) -> dict[str, Any]:
+    """Split a batch whose second half has no targets on the last rank; a mean over none is NaN."""
+    weights = []
+    for guarded in (True, False):
+        training = Training(rank, world)
+        batch = training.batches[0]
+        mask = (torch.arange(len(batch)) < (len(batch) // 2 if rank == world - 1 else len(batch))).double()
+
+        def loss_of(part: Any) -> torch.Tensor:
+            x, mask = part
+            found: torch.Tensor = (training.model(x).square()[:, 0] * mask).sum() / mask.sum()  # noqa: B023 -- in this turn
+            return found
+
+        budget = 2 if guarded else float("inf")
+        with OOMGuard(
+            training.model,
+            training.optimizer,
+            count=lambda part: float(part[1].sum()),
+            cost=lambda part: len(part[0]),
+            budget=budget,
+        ) as guard:
+            loss = guard.step((batch, mask), loss_of).item()
+        weights.append(training.weights())
+    split, whole = torch.tensor(weights, dtype=torch.float64)
+    error = float((split - whole).abs().max())
+    return {"error": error, "weights": weights[0], "loss": loss}
+
+
+def refused(rank: int, world: int) -> list[str]:
+    """Return what the guard says about models that it cannot watch, and about ranks that differ."""
+    found = []
+    outside = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    fully_shard(outside[1], mesh=init_device_mesh("cpu", (world,)))
+    some = torch.nn.Linear(2, 2)
+    fully_shard(some, mesh=init_device_mesh("cpu", (world, 1), mesh_dim_names=("pipeline", "shard"))["shard"])
+    for model in (outside, some):
+        try:
+            OOMGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    training = Training(rank, world)
+    try:
+        with OOMGuard(training.model, training.optimizer) as guard:
+            guard.accumulated_step(training.batches[: 1 + rank], training.loss)
+    except (RuntimeError, ValueError) as error:
+        found.append(str(error))
+    return found
+
+
+class Module(lightning.LightningModule):
+    """A model that Lightning's ModelParallelStrategy shards with FSDP2."""
+
+    def configure_model(self) -> None:
+        self.layer = torch.nn.Linear(WIDTH, 1)
+        mesh: Any = self.device_mesh
+        fully_shard(self.layer, mesh=mesh["data_parallel"])
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        found: torch.Tensor = self.layer(batch).square().mean()
+        return found
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters())
+
+
+def in_lightning() -> str:
+    """Return what OOMRescue says about FSDP2."""
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1),
+        callbacks=[OOMRescue()],
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    try:
+        trainer.fit(Module(), DataLoader([torch.ones(WIDTH)] * 4, batch_size=2))  # type: ignore[arg-type]  # a list is a dataset
+    except TypeError as error:
+        return str(error)
+    return "nothing"
+
+
+def run(
+    task: str, arguments: tuple[Any, ...], options: dict[str, Any], rank: int, world: int, store: str, out: str
+) -> None:
+    """Run a task of this module; write what it returned or raised, and let the process end with that.
+
+    A rank that raised stays until the test lets it go, so that no connection that it closes helps the others.
+    """
+    errors = os.open(f"{out}.stderr", os.O_WRONLY | os.O_CREAT)
+    os.dup2(errors, 2)
+    faulthandler.dump_traceback_later(HANGS, exit=True)
+    for name, value in options.items():
+        setattr(sharded, name, value)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
+    )
+    try:
+        found = globals()[task](rank, world, *arguments)
+    except BaseException as error:
+        write(out, [type(error).__name__, str(error)])
+        while not Path(store).with_name("leave").exists():
+            time.sleep(0.05)
+        raise
+    write(out, found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def write(out: str, found: Any) -> None:
+    """Write the whole file at one moment."""
+    Path(f"{out}.part").write_text(json.dumps(found))
+    Path(f"{out}.part").rename(out)
