@@ -161,6 +161,35 @@ def test_packed_batches_by_the_sum_of_their_sizes() -> None:
         fitted().max_total(1e9)
 
 
+@given(
+    st.floats(0, 1e4),
+    st.floats(0, 1e6),
+    st.lists(st.integers(1, 3000), min_size=1, max_size=40),
+    st.floats(1.1e8, 1e10),
+)
+def test_samples_that_fit_by_their_costs_fit_into_the_bytes(
+    size: float, sample: float, sizes: list[int], budget: float
+) -> None:
+    generator = np.random.default_rng(0)
+    batches = [generator.integers(1, 3000, n) for n in generator.integers(1, 40, 60)]
+    model = BatchMemoryModel(features=("S", "n"))
+    model.fit(Peaks.of(batches, [int(1e8 + size * batch.sum() + sample * len(batch)) for batch in batches]))
+    costs, most = model.sample_costs(sizes, budget)
+    if costs.sum() <= np.floor(most):  # as the sampler compares
+        assert model.upper(len(sizes), 0, sum(sizes), extrapolate=True) <= budget * (1 + 1e-12)
+
+
+def test_costs_of_samples_stay_inside_what_was_measured() -> None:
+    batches = [np.full(n, length) for n in (1, 3, 9) for length in range(10, 120, 10)]
+    model = BatchMemoryModel(features=("S", "n"), coverage=0.8)
+    model.fit(Peaks.of(batches, [10**6 + 100 * int(batch.sum()) + 1000 * len(batch) for batch in batches]))
+    costs, most = model.sample_costs(batches[-1], 1e12)
+    assert most == pytest.approx(costs.sum(), rel=1e-8)
+    assert costs.tolist() == [120] * 9  # ten units of size for each sample
+    assert model.sample_costs([1], 1e12, extrapolate=True)[1] > 1e9
+    assert model.sample_costs([1], 10**5)[1] == 0
+
+
 def test_a_polynomial_of_the_padded_batch() -> None:
     batches = [np.full(n, length) for n in (1, 2, 4, 8) for length in range(10, 120, 10)]
     peaks = Peaks.of(batches, [int(1e6 + 40.0 * b.sum() + 0.01 * b.sum() ** 2) for b in batches])

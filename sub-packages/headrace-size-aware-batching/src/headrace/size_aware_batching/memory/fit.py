@@ -28,6 +28,7 @@ from headrace.size_aware_batching.sizes.read import read_sizes
 _EXPLORED = {1: (0.02, 0.5, 1.0), 2: (0.5, 1.0)}  # by columns of sizes: the same where counts are found by measuring
 _SHARES = (0.125, 0.25, 0.5, 1.0)  # of the budget, at each of these sizes
 _ERROR = 0.05  # of a curve that still follows the peaks
+_CLEAR = 0.01  # of one curve of packed batches, at which another one may be better
 _MIXED = 3  # samples of a batch that tells padded from packed, at least
 _GROWTH = 4.0  # how many times the largest padded batch so far the next may be
 
@@ -80,7 +81,8 @@ def fit_budget(
             waits for another one that ran out of memory; ranks of sharded models (FSDP) do wait.
         optimizer: The optimizer of ``step``, or several.
         features: As for `BatchMemoryModel`. By default the measurements choose between ``n*L`` and ``n*L^2`` (padded
-            batches) and ``S`` and ``S^2`` (packed ones); ``report()`` and the log say how well each follows them.
+            batches), ``S`` and ``S^2``, and ``S`` and ``n`` (packed ones); ``report()`` and the log say how well each
+            follows them.
         coverage: As for `BatchMemoryModel`; 0.99 needs ``calibration=99``.
         calibration: Number of batches of an epoch to measure.
         memory: As for `BatchMemoryModel`.
@@ -187,15 +189,19 @@ def _calibrate(
     """Measure batches, each of another shape, from epochs planned with the provisional model."""
     provisional = _provisional(memory_model, points)
     options: dict[str, Any] = {"oversize": "skip", "num_replicas": 1, "rank": 0, "max_items": max_items}
-    packed = provisional.cost().is_of_sums()
+    cost, sizes = provisional.cost(), probes.sizes
+    packed = cost.is_of_sums() or cost.is_of_samples()
     if not packed:
         options |= {"cost": provisional.cost(extrapolate=True), "strategy": "bucketed"}
     shapes: dict[bytes, NDArray[np.int64]] = {}
     for attempts in range(8):  # other epochs, and slightly smaller ones, until there are enough different batches
         share = (1 - 0.02 * attempts) * probes.budget
-        limit: Any = np.maximum(1.0, provisional.max_total(share, extrapolate=True)).tolist() if packed else share
-        limit = tuple(limit) if isinstance(limit, list) else limit
-        plan = DistributedSizeAwareBatchSampler(probes.sizes, limit, seed=seed + attempts, **options).plan()
+        limit: Any = share
+        if packed:
+            sizes, limit = provisional.sample_costs(probes.sizes, share, extrapolate=True)
+            limit = np.maximum(1.0, limit).tolist()
+            limit = tuple(limit) if isinstance(limit, list) else limit
+        plan = DistributedSizeAwareBatchSampler(sizes, limit, seed=seed + attempts, **options).plan()
         for batch in plan:
             count, largest, total = batch_features(probes.sizes[batch])
             shapes.setdefault(np.array([count, *(total if packed else largest)]).tobytes(), np.asarray(batch, np.int64))
@@ -227,15 +233,19 @@ def _provisional(memory_model: BatchMemoryModel, points: Peaks) -> BatchMemoryMo
 
 def _chosen(memory_model: BatchMemoryModel, points: Peaks) -> tuple[str, ...]:
     """Return the features that follow the peaks: those of padded batches, unless those of packed ones do far better."""
-    padded, packed = candidate_terms(points.largest.shape[1])
+    padded, *packed = candidate_terms(points.largest.shape[1])
     fitting = points[points.fits]
-    if len(fitting) < len(packed) + 3:
+    if len(fitting) < len(packed[0]) + 3:
         return padded
-    # The largest error counts: few of the batches tell the two apart.
-    errors = [
-        float(relative_errors(features, fitting, fitting, memory_model.memory).max()) for features in (padded, packed)
-    ]
-    return packed if errors[0] > max(_ERROR, 2 * errors[1]) else padded
+
+    def error(features: tuple[str, ...]) -> float:
+        """Return the largest error: few of the batches tell the curves apart."""
+        return float(relative_errors(features, fitting, fitting, memory_model.memory).max())
+
+    best = packed[0]  # unless another one does far better, too
+    for features in packed[1:]:
+        best = features if error(best) > max(_CLEAR, 2 * error(features)) else best
+    return best if error(padded) > max(_ERROR, 2 * error(best)) else padded
 
 
 def _refuse_other_curve(fitted: BatchMemoryModel) -> None:

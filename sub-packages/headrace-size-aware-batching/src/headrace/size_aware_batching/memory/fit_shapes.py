@@ -186,7 +186,7 @@ def fit_shapes(
     if not len(array):
         raise ValueError("sizes must hold at least one sample, got none")
     cost = replace(memory.cost(extrapolate=True), factor=1.0)
-    if cost.is_of_sums():
+    if cost.is_of_sums() or cost.is_of_samples():
         raise ValueError(
             f"memory must be a model of padded batches, got one of {' + '.join(term.name for term in cost.terms)}: "
             "batches that are not padded have no shape; or give fit_budget features=('n*L', 'n*L^2')"

@@ -22,10 +22,16 @@ from headrace.size_aware_batching.memory.terms import MemoryCost, Term, candidat
 from headrace.size_aware_batching.planning.costs import largest_count
 from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.ranks import Ranks
+from headrace.size_aware_batching.sizes.read import read_sizes
 
 Floats = NDArray[np.float64]
 MOST_TERMS = 6  # each subset of them is tried
 _FORMAT = 1  # of a saved model
+_ROUNDED = 0.001  # by which the costs of samples may be too high in the mean
+_FINEST = 1024  # parts of a unit of size in which they are counted
+_SLACK = (
+    1e-9  # of a cost that rounding errors of the fit may lift above a whole number, and of the largest sum for that
+)
 _WARM = ("warm_steps", "alloc_retries")
 _SAME_SIZE = 0.01  # by which drivers report another size of the same device
 
@@ -94,10 +100,10 @@ class BatchMemoryModel:
     those of training. The model does not predict beyond the measured range unless you set ``extrapolate=True``.
 
     Args:
-        features: Products of ``n``, ``L`` and ``S`` (the sum of the sizes), with powers: ``("S",)`` for packed batches,
-            ``("n*L", "n*L^2", "n")`` and so on, at most 6. If a sample has several sizes: ``L0``, ``L1``, ``S0``. Or
-            a `PolynomialRegression`, whose degree determines the powers of ``n*L``. By default ``n*L`` and ``n*L^2``
-            of each column.
+        features: Products of ``n``, ``L`` and ``S`` (the sum of the sizes), with powers: ``("S",)`` or ``("S", "n")``
+            for packed batches, ``("n*L", "n*L^2", "n")`` and so on, at most 6. If a sample has several sizes: ``L0``,
+            ``L1``, ``S0``. Or a `PolynomialRegression`, whose degree determines the powers of ``n*L``. By default
+            ``n*L`` and ``n*L^2`` of each column.
         coverage: Share of new batches that must need at most ``upper``. 0.95 needs 19 calibration batches, 0.99 needs
             99.
         memory: ``"reserved"``, the allocator's memory on the device, fragments included; or ``"allocated"``, the
@@ -262,13 +268,10 @@ class BatchMemoryModel:
             ValueError: If the model has other features.
         """
         cost = self.cost(extrapolate=extrapolate)
-        if {term.name for term in cost.terms} == {"S", "n"}:
-            slopes = dict(zip((term.name for term in cost.terms), cost.slopes, strict=True))
-            size, sample, rest = cost.factor * slopes["S"], cost.factor * slopes["n"], cost.factor * cost.intercept
+        if cost.is_of_samples():
             raise ValueError(
-                "max_total needs a model with features of S alone, got S and n, whose bytes are a sum over the samples "
-                f"besides: give the sampler sizes={size:.17g} * sizes + {sample:.17g}, "
-                f"max_total_size={budget_bytes - rest:.17g}, cost='sum' and max_items={cost_most_items(cost)}"
+                "max_total needs a model with features of S alone, got S and n, by which each sample costs something "
+                "besides its size: give the sampler both results of sample_costs(sizes, budget_bytes)"
             )
         if not cost.is_of_sums():
             raise ValueError(
@@ -289,6 +292,56 @@ class BatchMemoryModel:
         while low < (middle := (low + high) / 2) < high:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low if len(ratio) == 1 else tuple((low * ratio).tolist())
+
+    def sample_costs(
+        self, sizes: Any, budget_bytes: float, *, extrapolate: bool = False
+    ) -> tuple[NDArray[Any], float | tuple[float, ...]]:
+        """Return what each sample costs, and the largest sum of them that fits: sizes and budget for ``cost="sum"``.
+
+        With features of ``S`` alone these are the sizes, and ``max_total``. With ``("S", "n")`` a sample costs
+        ``scale * size + extra``, whole numbers if the sizes are, rounded up by at most a thousandth in the mean.
+
+        Args:
+            sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
+            budget_bytes: The bytes that a batch may need: ``budget()``.
+            extrapolate: Whether to plan beyond the largest batch that was measured.
+
+        Raises:
+            ValueError: If the model has other features.
+
+        >>> batches = [[length] * n for n in (1, 2, 4, 8, 16) for length in (64, 128, 256, 512, 1024, 2048, 3072, 4096)]
+        >>> model = BatchMemoryModel(("S", "n"))
+        >>> model.fit(Peaks.of(batches, [10**6 + 50 * sum(batch) + 400 * len(batch) for batch in batches]))
+        >>> costs, most = model.sample_costs([10, 20], 2_000_000)
+        >>> costs.tolist(), round(most)
+        ([18, 28], 20000)
+        """
+        array, cost = read_sizes(sizes), self.cost(extrapolate=extrapolate)
+        if not cost.is_of_samples():
+            return array, self.max_total(budget_bytes, extrapolate=extrapolate)
+        scale, extra, unit = self._sample_cost(cost)
+        most = (1 - _SLACK) * (budget_bytes / cost.factor - cost.intercept) / unit if unit else math.inf
+        if cost.factor * cost.floor > budget_bytes:
+            most = 0.0
+        if not extrapolate:
+            measured = self._measured(self.points) + self._measured(self.calibration)
+            fitting = measured[measured.fits]
+            most = min(most, float((scale * fitting.sums[:, 0] + extra * fitting.counts).max()))
+        wide = array.astype(np.int64) if array.dtype.kind in "iu" else array
+        return scale * wide + extra, max(0.0, most)
+
+    def _sample_cost(self, cost: MemoryCost) -> tuple[int, int, float]:
+        """Return ``scale`` and ``extra`` of a sample's cost, ``scale * size + extra``, and the bytes of its unit."""
+        slopes = dict(zip((term.name for term in cost.terms), cost.slopes, strict=True))
+        if not slopes["S"]:
+            return (0, 1, slopes["n"]) if slopes["n"] else (1, 0, 0.0)
+        tested = self._measured(self.calibration)
+        mean, extra, scale = float(tested.sums.sum() / tested.counts.sum()), slopes["n"] / slopes["S"], 1
+        while (rounded := math.ceil((1 - _SLACK) * scale * extra)) > scale * (extra + _ROUNDED * (mean + extra)):
+            if scale == _FINEST:
+                break
+            scale *= 2
+        return scale, rounded, slopes["S"] / scale
 
     def budget(self, device: torch.device | str | DeviceMemory | None = None, reserve: float | None = None) -> float:
         """Return the bytes that a batch may need, for ``max_total_size=``.
@@ -429,11 +482,6 @@ def _values(terms: Sequence[Term], peaks: Peaks) -> Floats:
     """Return the terms of each batch, shape ``[m, t]``."""
     counts = peaks.counts.astype(np.float64)
     return np.stack([term(counts, peaks.largest.T, peaks.sums.T) for term in terms], axis=1)
-
-
-def cost_most_items(cost: MemoryCost) -> int | None:
-    """Return the largest count that was measured."""
-    return None if cost.most is None else int(cost.most[0])
 
 
 def relative_errors(features: Sequence[str], points: Peaks, tested: Peaks, memory: str) -> Floats:

@@ -97,6 +97,10 @@ class MemoryCost:
         values = self.values(count, columns, [count * size for size in columns])
         return math.inf if self.beyond((count, *columns, *values)) is not None else self.factor * self.linear(values)
 
+    def is_of_samples(self) -> bool:
+        """Whether the bytes are a sum over the samples: of S and n, so many for a unit of size and for a sample."""
+        return {term.name for term in self.terms} == {"S", "n"}
+
     def is_of_sums(self) -> bool:
         """Whether the bytes depend on the sums of the sizes alone."""
         return all(not term.count and not any(term.largest) for term in self.terms)
@@ -135,10 +139,14 @@ def default_terms(columns: int) -> tuple[str, ...]:
 
 
 def candidate_terms(columns: int) -> list[tuple[str, ...]]:
-    """Return the features among which the data choose: those of padded batches, and those of packed ones.
+    """Return the features among which the data choose: of padded batches, and of packed ones.
+
+    Kernels for packed sequences have buffers that grow with the number of sequences, too: FlashAttention's backward
+    pass takes ``S + 128 * n`` rows.
 
     >>> candidate_terms(1)
-    [('n*L', 'n*L^2'), ('S', 'S^2')]
+    [('n*L', 'n*L^2'), ('S', 'S^2'), ('S', 'n')]
     """
     names = ["S"] if columns == 1 else [f"S{column}" for column in range(columns)]
-    return [default_terms(columns), tuple(f"{name}{power}" for name in names for power in ("", "^2"))]
+    of_sums = tuple(f"{name}{power}" for name in names for power in ("", "^2"))
+    return [default_terms(columns), of_sums, *([("S", "n")] if columns == 1 else [])]
