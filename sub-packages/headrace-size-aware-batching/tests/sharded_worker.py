@@ -86,9 +86,9 @@ def wrong() -> None:
     raise ValueError("the loss is wrong")
 
 
-def fails(rank: int, world: int, kind: str, where: str, step: int) -> list[float]:
-    """Train four steps; the last rank fails in one of them."""
-    failing = rank == world - 1
+def fails(rank: int, world: int, kind: str, where: str, step: int, failing_rank: int = -1) -> list[float]:
+    """Train four steps; the last rank, or another one, fails in one of them."""
+    failing = rank == failing_rank % world
     training = Training(rank, world, kind)
     update, faults = training.optimizer.step, [0]
 
@@ -269,26 +269,42 @@ def run(
 ) -> None:
     """Run a task of this module; write what it returned or raised, and let the process end with that.
 
-    A rank that raised stays until the test lets it go, so that no connection that it closes helps the others.
+    A rank that raised stays until the test lets it go, so that no connection that it closes helps the others. With
+    the task "fails, and goes" it goes at once, and the store, which lives in the first rank, goes with it.
     """
+    goes = task == "fails, and goes"
     errors = os.open(f"{out}.stderr", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 2)
     faulthandler.dump_traceback_later(HANGS, exit=True)
     for name, value in options.items():
         setattr(sharded, name, value)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
-    )
+    timeout = timedelta(seconds=TIMEOUT)
+    if goes:
+        dist.init_process_group("gloo", store=store_of_first(rank, store), rank=rank, world_size=world, timeout=timeout)
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
     try:
-        found = globals()[task](rank, world, *arguments)
+        found = globals()[task.partition(",")[0]](rank, world, *arguments)
     except BaseException as error:
         write(out, [type(error).__name__, str(error)])
-        while not Path(store).with_name("leave").exists():
+        while not goes and not Path(store).with_name("leave").exists():
             time.sleep(0.05)
         raise
     write(out, found)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def store_of_first(rank: int, path: str) -> Any:
+    """Return a store that the first rank serves, at a port that it writes into a file."""
+    tcp_store: Any = dist.__dict__["TCPStore"]  # which torch's annotations do not export
+    if rank == 0:
+        served = tcp_store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        write(path, served.port)
+        return served
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return tcp_store("127.0.0.1", json.loads(Path(path).read_text()), wait_for_workers=False)
 
 
 def write(out: str, found: Any) -> None:

@@ -186,7 +186,7 @@ def test_costs_of_samples_stay_inside_what_was_measured() -> None:
     costs, most = model.sample_costs(batches[-1], 1e12)
     assert most == pytest.approx(costs.sum(), rel=1e-8)
     assert costs.tolist() == [120] * 9  # ten units of size for each sample
-    assert model.sample_costs([1], 1e12, extrapolate=True)[1] > 1e9
+    assert np.min(model.sample_costs([1], 1e12, extrapolate=True)[1]) > 1e9
     assert model.sample_costs([1], 10**5)[1] == 0
 
 

@@ -73,6 +73,14 @@ def test_all_ranks_raise_where_one_runs_out_of_memory(
         assert ("or with OOMGuard(budget=" in text) == (where != "optimizer")
 
 
+def test_all_ranks_know_before_the_process_that_serves_the_store_ends(tmp_path: Path) -> None:
+    codes, found = run(tmp_path, 3, "fails, and goes", "nested", "forward", 1, 0)
+    assert codes == [1] * 3
+    for name, text in found:
+        assert name == "OutOfMemoryError"
+        assert text.startswith("rank 0 ran out of memory in the forward of step 1, with 6 samples")
+
+
 @pytest.mark.parametrize(
     ("world", "kind", "where", "step", "told"),
     [

@@ -132,6 +132,13 @@ class OOMGuard:
     all stay bit-equal. Communication then does not overlap with the backward pass. The loss of a part must not
     communicate: `global_num_tokens`, also on a single rank, and collectives of ``torch.distributed`` raise in it.
 
+    Under FSDP2 (``fully_shard``) the ranks meet in collectives all through a step, so a part that did not fit cannot be
+    repeated. Where one rank runs out of memory, or fails in another way, all ranks raise an error that names the rank,
+    the phase and the sizes. The ranks split batches only beforehand, by ``budget``, all into the same number of parts;
+    that step equals the unsplit one as above. The first update of an optimizer that updates each weight by itself (such
+    as AdamW) is retried. Set the attribute ``checkpoint`` to where the last checkpoint is, for the error. The ranks
+    enter the ``with`` block together, and end each step with a small all-reduce.
+
     After one event later batches are still tried whole. After a second one within ``window`` steps the ``budget``
     shrinks on all ranks, so that batches of that cost are split at once, until the first event is ``window`` steps ago.
     Every event is logged as a warning under ``headrace.size_aware_batching`` with the sizes of the batch, and recorded
@@ -144,8 +151,8 @@ class OOMGuard:
     ``"16-mixed"``.
 
     Args:
-        model: The model. On several ranks it is a ``DistributedDataParallel``, or holds one: compiled, in Fabric's
-            wrapper, or in a module of your own.
+        model: The model. On several ranks it is a ``DistributedDataParallel`` or a model of FSDP2, or holds one:
+            compiled, in Fabric's wrapper, or in a module of your own.
         optimizer: The optimizer of the model.
         reduction: The meaning of ``loss_of(part)``: ``"mean"``, the mean over ``count(part)``, which under
             ``DistributedDataParallel`` is averaged over the ranks as usual; ``"sum"``, which is divided by the
@@ -166,11 +173,12 @@ class OOMGuard:
         copy_weights: Whether to copy weights and optimizer state to the host before every update, not only the first.
 
     Raises:
-        TypeError: If the model's parameters (FSDP, DeepSpeed) or the optimizer's state (``ZeroRedundancyOptimizer``)
-            are sharded, because their ranks work in lockstep.
+        TypeError: If the model's parameters are sharded by anything but FSDP2 (FSDP1, DeepSpeed), or the optimizer's
+            state is (``ZeroRedundancyOptimizer``), because their ranks work in lockstep.
         ValueError: If an argument has a value that is not allowed, BatchNorm is in training mode, or the ranks of a
             process group could not be kept equal: no ``DistributedDataParallel`` or several, one with
-            ``static_graph=True`` or a communication hook, or trained parameters outside it.
+            ``static_graph=True`` or a communication hook, trained parameters outside it; or an FSDP2 model that not all
+            ranks train.
 
     Example:
         >>> model = torch.nn.Linear(4, 1)
@@ -296,8 +304,9 @@ class OOMGuard:
             The loss of the full batch, a mean (or scaled by ``loss_of``), without a graph.
 
         Raises:
-            torch.OutOfMemoryError: If a single sample does not fit, with its index, on all ranks.
-            RuntimeError: If it is called outside the ``with`` block.
+            torch.OutOfMemoryError: If a single sample does not fit, with its index, on all ranks; under FSDP2 if
+                anything does not fit on one of them.
+            RuntimeError: If it is called outside the ``with`` block; if another rank has failed.
             ValueError: If BatchNorm is in training mode.
         """
         return self.accumulated_step([batch], loss_of)
