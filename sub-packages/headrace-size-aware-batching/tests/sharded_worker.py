@@ -18,6 +18,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import OOMGuard
@@ -51,14 +53,18 @@ class Training:
         torch.manual_seed(0)
         self.middle = Middle()
         first = torch.nn.Sequential(torch.nn.Linear(WIDTH, 16), torch.nn.Tanh())
-        self.sharded: Any = torch.nn.Sequential(first, self.middle, torch.nn.Linear(16, 1)).double()
-        mesh = (
-            init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-            if kind == "hsdp"
-            else init_device_mesh("cpu", (world,))
-        )
+        last = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 1))
+        self.sharded: Any = torch.nn.Sequential(first, self.middle, last).double()
+        mesh = init_device_mesh("cpu", (world,))
+        if kind == "hsdp":
+            mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+        elif kind == "tensor_parallel":
+            meshes = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
+            split = ColwiseParallel(output_layouts=Replicate())
+            parallelize_module(self.sharded, meshes["tp"], {"0.0": split})  # and not the others
+            mesh, rank = meshes["dp"], rank // 2
         if kind != "plain":
-            for layer in (first, self.sharded[2]):
+            for layer in (first, last):
                 fully_shard(layer, mesh=mesh)
         fully_shard(self.sharded, mesh=mesh)
         self.model: Any = self.sharded
@@ -134,7 +140,8 @@ def planned(rank: int, world: int, kind: str, reduction: Any, clip: float | None
     for guarded in (True, False):
         training = Training(rank, world, kind)
         batches = training.batches
-        batches[1] = batches[1][: 1 + 6 * rank]  # the first rank has nothing to split
+        data_rank = rank // 2 if kind == "tensor_parallel" else rank
+        batches[1] = batches[1][: 1 + 6 * data_rank]  # the first rank has nothing to split
         groups = [[batches[0]], [batches[1]], [batches[2], batches[3][:3]]]
         totals = [[6 + 2 * each for each in range(world)], [min(1 + 6 * each, 6 + 2 * each) for each in range(world)]]
         totals.append([6 + 2 * each + 3 for each in range(world)])
@@ -171,7 +178,12 @@ def planned(rank: int, world: int, kind: str, reduction: Any, clip: float | None
                     errors = training.model(batch).square()
                     loss = errors.mean() / len(group) if reduction == "mean" else errors.sum() * world / sum(total)
                     torch.autograd.backward(loss)
-                if clip is not None:
+                if clip is not None and kind == "tensor_parallel":  # torch's refuses parameters of two meshes
+                    gradients: list[Any] = [parameter.grad for parameter in training.model.parameters()]
+                    norm = sum(each.full_tensor().square().sum() for each in gradients) ** 0.5
+                    for each in gradients:
+                        each.to_local().mul_(min(1.0, clip / (norm.item() + 1e-6)))
+                elif clip is not None:
                     torch.nn.utils.clip_grad_norm_(training.model.parameters(), clip)
                 training.optimizer.step()
         weights.append(training.weights())

@@ -226,6 +226,7 @@ def is_lost_connection(error: BaseException) -> bool:
 
 def refuse_unsharded_parameters(model: torch.nn.Module) -> None:
     """Refuse an FSDP2 model with trained parameters that FSDP2 does not reduce, or that not all ranks train."""
+    ranks = 0  # beside tensor-parallel parameters there are others, of the data-parallel ranks alone
     for name, parameter in model.named_parameters():
         mesh: Any = getattr(parameter, "device_mesh", None)
         if mesh is None and parameter.requires_grad:
@@ -233,11 +234,11 @@ def refuse_unsharded_parameters(model: torch.nn.Module) -> None:
                 f"every trained parameter must be sharded by fully_shard, got {name} outside it: call fully_shard on "
                 "the whole model, too"
             )
-        if mesh is not None and mesh.size() != dist.get_world_size():
-            raise ValueError(
-                f"the mesh of the model must hold all {dist.get_world_size()} ranks of the process group, got "
-                f"{mesh.size()} for {name}"
-            )
+        ranks = max(ranks, 0 if mesh is None else mesh.size())
+    if ranks != dist.get_world_size():
+        raise ValueError(
+            f"the mesh of the model must hold all {dist.get_world_size()} ranks of the process group, got {ranks}"
+        )
 
 
 @torch.no_grad()
@@ -262,8 +263,9 @@ def clip_sharded(parameters: Sequence[torch.nn.Parameter], most: float) -> None:
 def _copies(gradient: torch.Tensor) -> int:
     """Return how many ranks hold the same part of a gradient."""
     sharded: Any = gradient
-    placements = enumerate(sharded.placements)
-    return math.prod(sharded.device_mesh.size(place) for place, each in placements if each.is_replicate())
+    mesh, placements = sharded.device_mesh, enumerate(sharded.placements)
+    copies = math.prod(mesh.size(place) for place, each in placements if each.is_replicate())
+    return copies * dist.get_world_size() // int(mesh.size())
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
