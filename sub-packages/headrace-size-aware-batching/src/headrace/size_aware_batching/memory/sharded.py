@@ -265,7 +265,7 @@ def _copies(gradient: torch.Tensor) -> int:
     sharded: Any = gradient
     mesh, placements = sharded.device_mesh, enumerate(sharded.placements)
     copies = math.prod(mesh.size(place) for place, each in placements if each.is_replicate())
-    return copies * dist.get_world_size() // int(mesh.size())
+    return int(copies * dist.get_world_size() // mesh.size())
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
