@@ -190,6 +190,14 @@ def test_costs_of_samples_stay_inside_what_was_measured() -> None:
     assert model.sample_costs([1], 10**5)[1] == 0
 
 
+def test_costs_of_small_samples_are_rounded_by_a_thousandth_at_most() -> None:
+    batches = [np.full(n, length) for n in (10, 30, 90) for length in range(1, 11)]
+    model = BatchMemoryModel(features=("S", "n"), coverage=0.8)
+    model.fit(Peaks.of(batches, [10**6 + 1000 * int(batch.sum()) + 1300 * len(batch) for batch in batches]))
+    costs, most = model.sample_costs([5], 10**8, extrapolate=True)
+    assert 0.998 < np.floor(most / costs[0]) / ((10**8 - 10**6) / (5 * 1000 + 1300)) <= 1
+
+
 def test_a_polynomial_of_the_padded_batch() -> None:
     batches = [np.full(n, length) for n in (1, 2, 4, 8) for length in range(10, 120, 10)]
     peaks = Peaks.of(batches, [int(1e6 + 40.0 * b.sum() + 0.01 * b.sum() ** 2) for b in batches])
