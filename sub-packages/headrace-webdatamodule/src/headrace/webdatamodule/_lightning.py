@@ -10,15 +10,22 @@
 - `fit_loop.max_batches`, `_data_fetcher` and `trainer.val_check_batch`: the number of batches of an epoch, by which it
   validates and takes the last optimizer step, so that both follow when the epoch is changed in its middle.
 - The same of the loops that validate, test and predict: their iterators.
+- `_combined_loader_states_to_load`, `_load_combined_loader_states()`: a loop whose loaders were asked for before it was
+  restored, as by `estimated_stepping_batches` in `configure_optimizers`, never loads them.
+- `_combined_loader.limits`, also of its `_iterator`: batches of an epoch that a loop which keeps its loader goes by.
+- `on_advance_start`: where the fit loop sets the epoch of its loaders, before their first batch.
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
-from headrace.webdatamodule.loading.trainer_epochs import EpochOffset, Loop
+from headrace.webdatamodule.loading.trainer_epochs import EpochLoader, EpochOffset, Loop
+
+_DEPTH = 6  # frames between the fit loop and a loader's `set_epoch`, and some to spare
 
 
 class FitLoop(Loop):
@@ -49,9 +56,14 @@ class FitLoop(Loop):
         self._borrow(-1)  # so that it asks for the loader once they are, also where it has asked before
 
     @property
+    def _joined(self) -> Any:
+        """The trainer, whatever it does."""
+        return self._module.trainer
+
+    @property
     def trainer(self) -> Any:
         """The trainer while it fits with this loader alone, else None."""
-        trainer = self._module.trainer
+        trainer = self._joined
         if trainer is None or trainer.datamodule is not self._module or trainer.state.fn != "fit":
             return None
         loaders = trainer.fit_loop._combined_loader
@@ -66,7 +78,7 @@ class FitLoop(Loop):
 
     def iterates(self) -> bool:
         """Whether the trainer's iterator over the loader, a generator, runs at this moment, and not another one."""
-        return _iterates(self._module.trainer.fit_loop)
+        return _iterates(self._joined.fit_loop)
 
     def log(self, metrics: Callable[[], dict[str, float]]) -> None:
         """Give the trainer's loggers the figures, at the steps at which it logs its own."""
@@ -83,7 +95,7 @@ class FitLoop(Loop):
 
     def begin(self, epoch: int | None = None) -> None:
         """Choose the loader's epoch for the trainer's, which is about to begin or to be resumed."""
-        trainer = self._module.trainer
+        trainer = self._joined
         number = int(trainer.fit_loop.epoch_progress.current.processed) if epoch is None else epoch
         if self.epochs.has_rest(self.loader, number, trainer.limit_train_batches):
             number -= 1
@@ -92,7 +104,7 @@ class FitLoop(Loop):
 
     def _count_one_less(self) -> None:
         """Let the trainer begin an epoch again that it took for a whole one."""
-        loop = self._module.trainer.fit_loop
+        loop = self._joined.fit_loop
         for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
             counts.ready = counts.started = counts.completed = counts.processed = counts.processed - 1
         loop.reset_restart_stage()
@@ -100,7 +112,7 @@ class FitLoop(Loop):
     def settle(self) -> None:
         """Let a resumed loop count as the loader does; its own counts are off by one after a step that failed."""
         self._borrow(1)
-        loop, steps = self._module.trainer.fit_loop, self.loader.steps
+        loop, steps = self._joined.fit_loop, self.loader.steps
         if (inner := loop.epoch_loop).restarting or self.loader.resumed:
             ended, total = int(inner.restarted_on_train_batch_end), inner.batch_progress.total
             inner.batch_progress.current.completed = steps - ended  # reset() adds the batch of on_train_batch_end
@@ -121,6 +133,83 @@ class FitLoop(Loop):
             loop._data_fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = True
         if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
             trainer.val_check_batch = max(1, int(most * trainer.val_check_interval))
+
+
+class LoaderAlone(FitLoop):
+    """Joins a trainer's fit loop with a train loader that it was given without a data module of headrace."""
+
+    is_own = True
+
+    def __init__(self, trainer: Any, loader: EpochLoader) -> None:
+        self._given, self.loader = trainer, loader
+        self.epochs = EpochOffset()
+
+    def _borrow(self, value: int) -> None:
+        """Leave the trainer's option alone: `settle` tells it the length of each epoch."""
+
+    @property
+    def _joined(self) -> Any:
+        return self._given
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer while it fits with this loader and no other, else None."""
+        state, loaders = self._given.state, self._given.fit_loop._combined_loader
+        fits = (state.fn, state.status) == ("fit", "running") and loaders is not None
+        return self._given if fits and loaders.flattened == [self.loader] else None
+
+    def log(self, metrics: Callable[[], dict[str, float]]) -> None:
+        """Nobody asked for it."""
+
+    def begin(self, epoch: int | None = None) -> None:
+        """Choose the loader's epoch; one that was resumed goes by the trainer's number of the epoch in its state."""
+        if self.loader.resumed:
+            saved, loop = self.loader.epoch, self._given.fit_loop
+            if self._given.overfit_batches:  # which goes on with the loader's first epoch
+                under_way = loop.restarted_mid_epoch and self.loader.steps < loop.max_batches
+                saved = int(loop.epoch_progress.current.processed) - (self.loader.steps > 0 and not under_way)
+            self.epochs.load_state_dict({"epoch": saved})
+        super().begin(epoch)
+
+    def settle(self) -> None:
+        """Let the loop count as the loader does, and end its epoch where the loader's ends."""
+        super().settle()
+        loop = self._given.fit_loop
+        try:
+            length = len(self.loader)
+        except TypeError:  # an endless one
+            return
+        self.resize(length)
+        for limited in (loop._combined_loader, loop._combined_loader._iterator):
+            limited.limits = [loop.max_batches]
+
+
+def join_loader_alone(loader: EpochLoader) -> None:
+    """Join a loader with the fit loop that sets its epoch at this moment, if one does, and see that it is resumed."""
+    if (loop := _advancing_loop()) is None:
+        return
+    if loop.restarting:
+        loop._load_combined_loader_states()
+        if loop.restarted_mid_epoch and not (loader.resumed or loop.epoch_loop.batch_progress.is_last_batch):
+            raise ValueError(
+                f"ckpt_path must be a checkpoint that holds the position of the {loader._name} loader, as it was saved "
+                "in the middle of an epoch, got one without: samples would be lost. Resume with the loader that it was "
+                "saved with, or give fit a data module: datamodule=MapDataModule(...)"
+            )
+    if not isinstance(loader._loop, LoaderAlone) or loader._loop._joined is not loop.trainer:
+        loader._join(LoaderAlone(loop.trainer, loader))
+
+
+def _advancing_loop() -> Any:
+    """The fit loop that sets the epoch of its loaders at this moment, if one does."""
+    frame = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "on_advance_start" and hasattr(loop := frame.f_locals.get("self"), "epoch_loop"):
+            return loop
+        frame = frame.f_back
+    return None
 
 
 class EvaluationLoops(Loop):

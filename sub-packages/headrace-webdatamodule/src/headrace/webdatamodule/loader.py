@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 import warnings
 from bisect import bisect_right
@@ -60,11 +61,11 @@ class ResumableLoader(EpochLoader):
     supports it (headrace's do), any number of ranks. A resume rereads no batch.
 
     After a complete epoch, a new iteration delivers the next epoch, unless `set_epoch` chose another. After a `break`,
-    a new iteration restarts the epoch. After a state saved at the end of an epoch, the first iteration is empty, and
-    the second delivers the next epoch; `for epoch in range(loader.epoch, epochs)` is correct for every state. Two
-    iterations of one loader are independent. During a loop, `next(iter(loader))` only looks at a batch and does not
-    count; an iteration that takes a second batch restarts the epoch, and the state follows it. In a fit with a data
-    module the state always follows the trainer.
+    a new iteration restarts the epoch. A state that was saved at the end of an epoch has no batch left of it: the first
+    loop after `load_state_dict` ends at once, and the next one delivers the next epoch. So `for epoch in
+    range(loader.epoch, epochs)` is correct for every state. Two iterations of one loader are independent. During a
+    loop, `next(iter(loader))` only looks at a batch and does not count; an iteration that takes a second batch restarts
+    the epoch, and the state follows it. In a fit of Lightning the state always follows the trainer.
 
     The ranks compare their plans before the first batch of a trainer's loop, and before the second batch of your own
     training loop. So a single rank may look at a batch, and evaluate.
@@ -354,8 +355,14 @@ class ResumableLoader(EpochLoader):
             ValueError: The state is of another dataset, other sizes, options or another seed; or of another number of
                 ranks, and the batch sampler has no state.
         """
-        if self._trainer is None:
+        if self._trainer is None or self._loop.is_own:
             self._restore(state, accept)
+
+    def _join_caller(self) -> None:
+        if "lightning.pytorch" in sys.modules:
+            from headrace.webdatamodule._lightning import join_loader_alone
+
+            join_loader_alone(self)
 
     def _restore(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         names = {accept} if isinstance(accept, str) else set(accept)

@@ -106,6 +106,10 @@ class EpochLoader(ABC):
     def _end_iteration(self) -> None:
         """The iteration that is under way, if any, has been abandoned."""
 
+    @abstractmethod
+    def _join_caller(self) -> None:
+        """Join the loop of the trainer that calls, where no data module has joined one."""
+
     def _join(self, loop: Loop) -> None:
         """Deliver to another loop from now on."""
         self._loop = loop
@@ -163,6 +167,8 @@ class EpochSetter(SequentialSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the loader delivers next."""
+        if self._loader._loop.is_own:
+            self._loader._join_caller()
         self._loader.set_epoch(epoch)
         if self._loader._trainer is not None:
             self._loader._loop.settle()
