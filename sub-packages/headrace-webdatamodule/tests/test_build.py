@@ -1,3 +1,4 @@
+import errno
 import io
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from headrace.webdatamodule import (
     verify_shards,
     write_tars,
 )
+from headrace.webdatamodule.shards.format.files import StagedFile
 from headrace.webdatamodule.shards.index.build import build_index, fitting_index, open_shard_bytes
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.container import PACKED_INDEX_VERSION
@@ -361,3 +363,38 @@ def test_an_extended_header_of_a_gib_is_refused(tmp_path: Path, kind: bytes) -> 
     with pytest.raises(RefusedMemberError, match="an extended header has 1073741824 bytes") as caught:
         index_shards(tmp_path)
     assert caught.value.offset == 0
+
+
+@pytest.mark.parametrize("reason", [errno.EACCES, errno.EPERM, errno.EROFS])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_folder_that_cannot_be_written_to_names_the_way_out(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, reason: int, later: bool
+) -> None:
+    """As root writes everywhere, the one call that makes a file fails as in such a folder."""
+    begin = StagedFile.begin
+
+    def fails(staged: StagedFile) -> StagedFile:
+        if staged.path.parent == folder and not (later and staged.path.suffix == ".hri"):
+            raise OSError(reason, os.strerror(reason), str(staged.temporary))
+        return begin(staged)
+
+    monkeypatch.setattr(StagedFile, "begin", fails)
+    monkeypatch.setattr(StagedFile, "__enter__", fails)
+    told = rf"beside the shards, as '{folder}' is read-only .*: make a folder of symbolic links .* and index that"
+    with pytest.raises(PermissionError, match=told):
+        index_shards(folder)
+    links = tmp_path_factory.mktemp("links")
+    for path in folder.glob("*.tar"):
+        (links / path.name).symlink_to(path)
+    assert index_shards(links).n_samples == len(IndexedShards(links)) == 30
+    assert IndexedShards(links)[7]["__key__"] == "s007"
+
+
+def test_an_empty_folder_names_the_folders_in_it_that_have_shards(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    for path in folder.glob("*.tar"):
+        path.rename(tmp_path / "set" / "a" / path.name)
+    with pytest.raises(
+        FileNotFoundError, match=rf"no .tar files in .*: index each by itself, such as '{tmp_path}/set/a'"
+    ):
+        index_shards(tmp_path / "set")

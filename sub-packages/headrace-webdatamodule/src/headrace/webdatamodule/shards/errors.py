@@ -65,11 +65,15 @@ class Damage:
 
     # The shard is cut.
     CUT_WHILE_READ = "the shard was cut while it was read: it had {nbytes} bytes; restore it"
-    CUT_HEADER = "the shard is cut: {left} bytes of a header are left of {whole}"
-    CUT_BEHIND_EXTENDED = "the shard is cut: an extended header is not followed by its member"
-    CUT_DATA = "the header promises {size} bytes of data, but {left} follow: the shard is cut"
-    CUT_END = "the shard is cut: the two blocks of zeros that end a tar file are missing"
-    CUT_BLOCK = "the shard is cut: its {nbytes} bytes are no multiple of {block}"
+    CUT_HEADER = "the shard is cut: {left} bytes of a header are left of {whole}; copy or download it again"
+    CUT_BEHIND_EXTENDED = (
+        "the shard is cut: an extended header is not followed by its member; copy or download it again"
+    )
+    CUT_DATA = (
+        "the header promises {size} bytes of data, but {left} follow: the shard is cut; copy or download it again"
+    )
+    CUT_END = "the shard is cut: the two blocks of zeros that end a tar file are missing; copy or download it again"
+    CUT_BLOCK = "the shard is cut: its {nbytes} bytes are no multiple of {block}; copy or download it again"
     BEHIND_END = (
         "something follows at byte {offset} behind zeros that end a tar file: a page was lost, or two tar files were "
         "joined; pack them again as one"

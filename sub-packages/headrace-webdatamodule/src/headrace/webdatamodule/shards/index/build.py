@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -50,6 +51,7 @@ from headrace.webdatamodule.shards.index.manifest import (
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 
 _NAMED = 16
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _Result = TypeVar("_Result")
 
 
@@ -88,6 +90,7 @@ def index_shards(
 
     Raises:
         FileNotFoundError: There is no such directory, or there are no tar files in it.
+        PermissionError: The directory is read-only: index a folder of symbolic links to the tar files.
         IndexVersionError: There is an index of another release, without `force`.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
         ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
@@ -105,7 +108,8 @@ def index_shards(
         done = spread(partial(index_shard, force=force), paths, executor, what="indexing")
         described = [(indexed.entry, indexed.members) for indexed in done]
         cure = "Pass drop_columns=True, and add them again"
-        manifest = save_manifest(folder, described, cure=cure, drop_columns=drop_columns, force=force)
+        with _explaining_read_only(folder):
+            manifest = save_manifest(folder, described, cure=cure, drop_columns=drop_columns, force=force)
     _warn(done)
     return manifest
 
@@ -133,10 +137,24 @@ def save_manifest(
         write_set_index(folder, manifest, force=force)
     except OSError as error:
         # Readers can do without it: a set that lacks only this may lie where nothing can be written.
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno not in _READ_ONLY:
             raise
     manifest.save(folder)
     return manifest
+
+
+@contextmanager
+def _explaining_read_only(folder: Path) -> Iterator[None]:
+    """Name the way out where nothing can be written into a directory."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        raise PermissionError(
+            f"the indexes cannot be written beside the shards, as {str(folder)!r} is read-only ({error.strerror}): make "
+            "a folder of symbolic links to the .tar files, and index that"
+        ) from error
 
 
 def index_shard(path: Path, *, force: bool = False) -> Indexed:
@@ -145,7 +163,8 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
     if index is None:
         data = build_index(open_shard_bytes(path), shard=str(path))
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
-            atomic_write(index_path(path), data, name_later=True)  # with all others, before the manifest is written
+            with _explaining_read_only(path.parent):
+                atomic_write(index_path(path), data, name_later=True)  # with all others, before the manifest is written
         index = ShardIndex(data, shard=str(path))
     return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names)
 
@@ -282,7 +301,9 @@ def _tar_files(folder: Path) -> list[Path]:
         raise FileNotFoundError(f"there is no directory {str(folder)!r}: give the one that the .tar files lie in")
     if not folder.is_dir():
         raise FileNotFoundError(f"{str(folder)!r} is no directory: give the one that the .tar files lie in")
-    raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}{compressed_beside(folder)}")
+    inside = sorted({path.parent for path in folder.glob("*/*.tar") if not path.name.startswith(".")})
+    beside = f", only in folders of it: index each by itself, such as {str(inside[0])!r}" if inside else ""
+    raise FileNotFoundError(f"there are no .tar files in {str(folder)!r}{compressed_beside(folder) or beside}")
 
 
 def _warn(done: Sequence[Indexed]) -> None:
