@@ -490,3 +490,31 @@ def test_names_become_keys() -> None:
     assert split_file_name("a/b.c.txt", "last") == ("a/b-c", "txt")
     assert split_file_name("a/.b", "first") == ("", "")
     assert (safe_key("sp|P1.2|A/B"), safe_key("__x")) == ("sp|P1-2|A-B", "--x")
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b">p1\nACDE\n>p2\nAC\n>", "record 2 has no letters: is the file cut?"),
+        (b">p1\nACDE\n>p2\nAC\n>p3\n", "record 2 has no letters: is the file cut?"),
+        (b">p1\n \r\n\n>p2\r\nAC\r\n>p3", "record 0 has no letters, and so have 1 more: is the file cut?"),
+        (b">p1\nACDE\n\n>p2\nAC\n\n", ""),
+        (b">p1\n>ACDE>\nAC\n>p2\nA", "record 0 has no letters: is the file cut?"),
+        (b">p1\n\n  >\n", ""),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_record_without_letters_is_warned_of(tmp_path: Path, data: bytes, told: str, packed: bool) -> None:
+    path = tmp_path / ("a.fasta.gz" if packed else "a.fasta")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    done = run("pack", path, tmp_path / "out")
+    assert done.returncode == 0
+    assert done.stderr.decode() == (f"headrace-shards: warning: {path}: {told}\n" if told else "")
+
+
+def test_records_without_letters_are_counted_over_all_files(tmp_path: Path) -> None:
+    (tmp_path / "a.fasta").write_bytes(b">p1\nAC\n>p2\nAC\n")
+    (tmp_path / "b.fasta").write_bytes(b">p3\nAC\n>p4\n")
+    done = run("pack", tmp_path / "a.fasta", tmp_path / "b.fasta", tmp_path / "out")
+    assert f"{tmp_path}/b.fasta: record 3 has no letters" in done.stderr.decode()
+    assert IndexedShards(tmp_path / "out")[3] == {"__key__": "000000003", "id.txt": "p4", "seq.txt": ""}

@@ -38,6 +38,7 @@ _FASTA = (*_PLAIN, *(f"{ending}.gz" for ending in _PLAIN))
 _LMDB = (".lmdb", ".mdb")
 _OPTIONS = {"split_at": "files", "member": "lmdb", "key_from": "fasta"}
 _RECORD = re.compile(rb"^>", re.MULTILINE)
+_WITHOUT_LETTERS = re.compile(rb"^>[^\r\n]*+\s*+(?=^>|\Z)", re.MULTILINE)
 _DIGITS = 9
 # Shards of short records grow by the blocks of a tar; below this size nobody minds.
 _GROWTH, _MIB = 4, 2**20
@@ -111,6 +112,8 @@ def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Sampl
         records.append(Fasta(plain, sum(map(len, records)), name=str(path), key_from=options.key_from or "number"))
     if options.key_from == "id":
         _refuse_repeated_ids(records)
+    for one in records:
+        _warn_of_cut(one, warn)
     if options.bytes_per_pack is None:
         _warn_of_growth(records, warn)
     return Chain(records)
@@ -208,7 +211,7 @@ class Fasta(SampleSource):
     def __init__(self, path: Path, first: int = 0, name: str = "", key_from: str = "number") -> None:
         self.name = name or str(path)
         self._path, self._first = str(path), first
-        self._starts = _record_starts(path, self.name)
+        self._starts, self.without_letters = _record_starts(path, self.name, first)
         self._nbytes = path.stat().st_size
         self.ids = _read_ids(path, self._starts, self.name) if key_from == "id" else None
 
@@ -254,8 +257,11 @@ def safe_key(word: str) -> str:
     return re.sub(r"[./\\\0]", "-", f"--{word[2:]}" if word.startswith("__") else word)
 
 
-def _record_starts(path: Path, name: str) -> npt.NDArray[np.int64]:
-    """Where the records of a file begin, and where the last one ends: bytes, shape [n_records + 1]."""
+def _record_starts(path: Path, name: str, first: int) -> tuple[npt.NDArray[np.int64], list[int]]:
+    """Where the records of a file begin, and where the last one ends: bytes, shape [n_records + 1].
+
+    And the numbers of those without letters, counted from `first`.
+    """
     nbytes = path.stat().st_size
     if not nbytes:
         raise ValueError(f"{name}: the file is empty")
@@ -263,12 +269,13 @@ def _record_starts(path: Path, name: str) -> npt.NDArray[np.int64]:
         # Not closed by hand: after Ctrl-C the search still holds the map, which then cannot be closed.
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         starts = np.fromiter((match.start() for match in _RECORD.finditer(data)), np.int64)
+        empty = np.fromiter((match.start() for match in _WITHOUT_LETTERS.finditer(data)), np.int64)
         head = data[: min(int(starts[0]) if starts.size else nbytes, 4096)]
     if head.strip():
         raise ValueError(f"{name}: it does not begin with '>', as a FASTA file does, but with {head.strip()[:24]!r}")
     if not starts.size:
         raise ValueError(f"{name}: the file holds no record")
-    return np.append(starts, nbytes)
+    return np.append(starts, nbytes), (np.searchsorted(starts, empty) + first).tolist()
 
 
 def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]:
@@ -283,6 +290,13 @@ def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]
                 found = "no id behind '>'" if not words else f"the id {words[0]!r:.80}, which is no UTF-8"
                 raise ValueError(f"{name}: record {number} has {found}: leave out --key-from id") from None
     return ids
+
+
+def _warn_of_cut(records: Fasta, warn: Warn) -> None:
+    """Warn of records without letters: a file that was cut ends in one."""
+    if found := records.without_letters:
+        more = f", and so have {len(found) - 1:,} more" if len(found) > 1 else ""
+        warn(f"{records.name}: record {found[0]} has no letters{more}: is the file cut?")
 
 
 def _warn_of_growth(records: Sequence[Fasta], warn: Warn) -> None:
