@@ -235,6 +235,33 @@ def test_verify_finds_nothing_in_a_whole_set(folder: Path) -> None:
     assert json_of("verify", folder, "--workers", 2) == {"directory": str(folder), "faults": []}
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_verify_decodes_if_asked_to(tmp_path: Path, workers: int) -> None:
+    samples = [
+        ("good", {"json": b"[1, 2]"}),
+        ("bad", {"json": b"[1, 2"}),
+        ("empty", {"json": b""}),
+        ("raw", {"x": b"?"}),
+    ]
+    write_tars(samples, tmp_path, n_shards=2)
+    index_shards(tmp_path)
+    assert text_of("verify", tmp_path) == "0 faults\n"
+    words = ("verify", tmp_path, "--decode", "--workers", workers)
+    first, second, last = text_of(*words, code=1).splitlines()
+    assert all(word in first for word in ("wdshards-000000.tar", "'bad'", "'bad.json'"))
+    assert all(word in second for word in ("wdshards-000001.tar", "'empty'", "'empty.json'"))
+    assert last == "2 faults"
+    assert [fault["sample"] for fault in json_of(*words, code=1)["faults"]] == ["bad", "empty"]
+    shard = tmp_path / "wdshards-000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[data.index(b"?")] ^= 1
+    shard.write_bytes(data)
+    told = text_of("verify", tmp_path, "--decode", code=1).splitlines()
+    assert ["'raw'" in line for line in told] == [True, False, False, False], "damage is named once"
+    (tmp_path / "wdshards-000001.tar.hri").unlink()
+    assert "the index is missing" in text_of("verify", tmp_path, "--decode", code=1)
+
+
 def test_verify_prints_each_fault_with_its_place(folder: Path) -> None:
     paths = sorted(folder.glob("*.tar"))
     damage(paths[0], 512)  # the first byte of data

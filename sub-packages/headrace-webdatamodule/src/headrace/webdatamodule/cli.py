@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import chain
@@ -53,10 +53,11 @@ from headrace.webdatamodule.shards.index.build import (
     index_shards,
     open_listed_shard,
     open_shard_bytes,
+    spread,
 )
 from headrace.webdatamodule.shards.index.manifest import NAME, Manifest
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.index.verify import verify_shards
+from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.reading.local_shards import is_url, open_index
 from headrace.webdatamodule.shards.writing.executor import pool
@@ -345,18 +346,39 @@ def _sentence(done: str, manifest: Manifest) -> str:
 
 @_command(
     "read everything again and name each damage",
-    "Read all bytes of shards, indexes, columns and manifest, and print each fault; nothing is decoded. Exits with 1 if"
-    " there is a fault.",
+    "Read all bytes of shards, indexes, columns and manifest, and print each fault. With --decode, also decode each"
+    " sample, as training does, and print those that cannot be decoded. Exits with 1 if there is a fault.",
     _DIRECTORY,
+    _arg("--decode", action="store_true", help="decode each sample by the extensions of its members; pickles safely"),
     _WORKERS,
 )
 def _verify(options: argparse.Namespace) -> Outcome:
     with _executor(options.workers) as executor:
         faults = verify_shards(options.directory, executor=executor)
+        if options.decode:
+            paths = sorted(path for path in options.directory.glob("*.tar") if not path.name.startswith("."))
+            faults += chain.from_iterable(spread(undecodable, paths, executor, what="decoding"))
     code = DAMAGE if faults else 0
     if options.json:
         return code, json_pieces({"directory": str(options.directory), "faults": [asdict(fault) for fault in faults]})
     return code, text_lines([*map(str, faults), f"{len(faults):,} faults" if len(faults) != 1 else "1 fault"])
+
+
+def undecodable(path: Path) -> list[Fault]:
+    """The samples of a shard whose bytes are what was indexed, but cannot be decoded."""
+    faults = list[Fault]()
+    try:
+        with closing(IndexedShards(path)) as shards:
+            for number in range(len(shards)):
+                try:
+                    shards[number]
+                except DecodeError as error:
+                    faults.append(Fault.of(error))
+                except ShardError:  # its bytes are damaged, which was found already
+                    continue
+    except (OSError, ShardError):  # so is the whole shard, or its index
+        return faults
+    return faults
 
 
 @_command(
