@@ -72,6 +72,7 @@ def sampler(options: argparse.Namespace, shards: Shards, ranks: int, rank: Any =
         lengths=shards.lengths,
         block=options.block,
         strategy=options.strategy,
+        cost="sum",
         num_replicas=ranks,
         rank=rank,
     )
@@ -83,7 +84,9 @@ def one_block(options: argparse.Namespace) -> dict[str, Any]:
     sizes = np.concatenate([shards(shard) for shard in range(int(options.block // shards.lengths[0]))])
     sizes.flags.writeable = False
     before, begin = memory("VmRSS"), now()
-    made = DistributedSizeAwareBatchSampler(sizes, BUDGET, strategy=options.strategy, num_replicas=8, rank=0)
+    made = DistributedSizeAwareBatchSampler(
+        sizes, BUDGET, strategy=options.strategy, cost="sum", num_replicas=8, rank=0
+    )
     next(iter(made))
     found = clocked(begin)
     return {**found, "memory": memory("VmHWM") - before + sizes.nbytes, "bytes of sizes": sizes.nbytes}

@@ -17,7 +17,11 @@ from processes import run_ranks
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, size_aware_batching
+from headrace.size_aware_batching import (
+    BlockwiseSizeAwareBatchSampler,
+    DistributedSizeAwareBatchSampler,
+    size_aware_batching,
+)
 from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
@@ -122,7 +126,7 @@ class Taken:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_only_the_window_that_is_needed_is_asked_for(strategy: Strategy) -> None:
     order = Taken([(7 * position) % len(SIZES) for position in range(50_000)])
-    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, sampler=order, window=4000)  # type: ignore[arg-type]  # take alone is enough
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, cost="sum", sampler=order, window=4000)  # type: ignore[arg-type]  # take alone is enough
     next(iter(sampler))
     assert sum(stop - start for start, stop in order.asked) < 20_000
     # A sample that comes repeatedly counts each time.
@@ -133,7 +137,7 @@ def test_only_the_window_that_is_needed_is_asked_for(strategy: Strategy) -> None
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_batch_by_its_number_plans_nothing_again(strategy: Strategy) -> None:
     order = Taken([(7 * position) % len(SIZES) for position in range(50_000)])
-    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, sampler=order, window=4000)  # type: ignore[arg-type]  # take alone is enough
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, cost="sum", sampler=order, window=4000)  # type: ignore[arg-type]  # take alone is enough
     expected = sampler.plan()
     sampler.batch(0)
     order.asked.clear()
@@ -166,7 +170,7 @@ def test_an_order_that_waits_to_go_on_is_refused() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_order_without_take_is_read_once_an_epoch(strategy: Strategy) -> None:
     order: Any = RandomSampler(range(len(SIZES)), generator=torch.Generator().manual_seed(0))
-    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, sampler=order)
+    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, strategy=strategy, cost="sum", sampler=order)
     epochs = []
     for _ in range(2):
         length, batches = len(sampler), list(sampler)
@@ -582,7 +586,7 @@ def test_a_world_without_a_rank_is_refused_when_it_matters() -> None:
 
 def test_no_samples_make_no_batches() -> None:
     for strategy in STRATEGIES:
-        sampler = DistributedSizeAwareBatchSampler([], 10, strategy=strategy)
+        sampler = DistributedSizeAwareBatchSampler([], 10, strategy=strategy, cost="sum")
         assert len(sampler) == 0
         assert list(sampler) == []
         assert len(sampler.plan().report().cells()) > 5
@@ -605,7 +609,7 @@ def test_a_given_order_is_shared_by_all_ranks() -> None:
 def test_looking_at_a_sampler_does_not_stop_its_position(strategy: Strategy, given: bool) -> None:
     def make() -> DistributedSizeAwareBatchSampler:
         order: Any = DistributedSampler(Numbers(), num_replicas=1, rank=0, seed=4) if given else None
-        return with_options({"strategy": strategy, "sampler": order})
+        return with_options({"strategy": strategy, "cost": "sum", "sampler": order})
 
     whole = list(make())
     sampler = make()
@@ -883,3 +887,20 @@ def test_a_sampler_prints_its_main_figures_and_plans_nothing_for_that(monkeypatc
     monkeypatch.setenv("RANK", "2")
     unknown = DistributedSizeAwareBatchSampler(sizes, 500)
     assert "stratified, ranks unknown, epoch 0" in repr(unknown)
+
+
+@pytest.mark.parametrize("blockwise", [False, True])
+def test_bucketed_batches_without_a_cost_are_warned_of(blockwise: bool) -> None:
+    def made(**options: Any) -> Any:
+        if blockwise:
+            return BlockwiseSizeAwareBatchSampler([SIZES], 500, **options)
+        return DistributedSizeAwareBatchSampler(SIZES, 500, **options)
+
+    with pytest.warns(UserWarning, match=r"cost must be given with strategy='bucketed'.*: give cost='padded'") as found:
+        silent = list(made(strategy="bucketed"))
+    assert [warning.filename for warning in found] == [__file__]
+    assert max(len(batch) * SIZES[batch].max() for batch in silent) > 500, "it says so for a reason"
+    assert list(made(strategy="bucketed", cost="sum")) == silent
+    padded = list(made(strategy="bucketed", cost="padded"))
+    assert max(len(batch) * SIZES[batch].max() for batch in padded) <= 500
+    assert list(made()) == list(made(cost="sum"))

@@ -44,7 +44,7 @@ def numbers(batch: list[int]) -> list[int]:
 
 
 def of_rank(rank: Any, world: int = 3, **options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(SIZES, 500, num_replicas=world, rank=rank, **options)
+    return DistributedSizeAwareBatchSampler(SIZES, 500, cost="sum", num_replicas=world, rank=rank, **options)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

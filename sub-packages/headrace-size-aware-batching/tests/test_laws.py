@@ -283,7 +283,7 @@ def test_samples_that_are_too_large(case: Case, way: Way, oversize: Oversize, gi
 )
 def test_several_budgets_at_once(pairs: list[tuple[int, int]], strategy: Strategy) -> None:
     sizes = np.array(pairs, np.int64).reshape(-1, 2)
-    sampler = DistributedSizeAwareBatchSampler(sizes, (50, 90), strategy=strategy)
+    sampler = DistributedSizeAwareBatchSampler(sizes, (50, 90), strategy=strategy, cost="sum")
     batches = list(sampler)
     assert sorted(index for batch in batches for index in batch) == list(range(len(sizes)))
     assert all((sizes[batch].sum(axis=0) <= (50, 90)).all() for batch in batches)

@@ -396,7 +396,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a sample fills it": ({"tokens_per_step": 99}, ValueError, "must be more than 99, the size of the longest sample"),
     "sequential": ({"strategy": "sequential"}, ValueError, "strategy must be 'stratified' for this cost"),
     "packed": ({"strategy": "packed"}, ValueError, "strategy must be 'stratified' for this cost"),
-    "bucketed sum": ({"strategy": "bucketed"}, ValueError, "strategy must be 'stratified' for this cost"),
+    "bucketed sum": (
+        {"strategy": "bucketed", "cost": "sum"},
+        ValueError,
+        "strategy must be 'stratified' for this cost",
+    ),
     "sequential padded": (PADDED | {"strategy": "sequential"}, ValueError, "strategy must be 'bucketed' for this cost"),
     "repeats": ({"tail": "pad"}, ValueError, "tail must be 'split' or 'drop' with tokens_per_step, got 'pad'"),
     "window": ({"window": 50}, ValueError, "window must be None with tokens_per_step"),

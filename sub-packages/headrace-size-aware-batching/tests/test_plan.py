@@ -45,7 +45,7 @@ def test_a_report_prints_as_a_table() -> None:
 
 def test_padding_is_printed_where_batches_are_padded() -> None:
     reports = {
-        "sum": DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed").report(),
+        "sum": DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed", cost="sum").report(),
         "padded": DistributedSizeAwareBatchSampler(SIZES, 500, strategy="bucketed", cost="padded").report(),
     }
     lines = {line[:7].strip(): line.split()[-2:] for line in table(reports).splitlines()[1:]}
@@ -150,7 +150,7 @@ def test_a_report_says_what_a_schedule_asks_for_in_an_epoch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, STEPS, {"strategy": "bucketed"}])
+@pytest.mark.parametrize("more", [{}, STEPS, {"strategy": "bucketed", "cost": "sum"}])
 def test_a_report_says_where_a_curriculum_stands(more: dict[str, Any]) -> None:
     sampler = DistributedSizeAwareBatchSampler(SIZES, 500, curriculum=80, **more)
     first, second = (sampler.report(epoch).curriculum for epoch in (0, 1))

@@ -26,7 +26,7 @@ from headrace.size_aware_batching.planning.random import random_words
 WAYS: list[dict[str, Any]] = [
     {},
     {"strategy": "packed"},
-    {"strategy": "bucketed"},
+    {"strategy": "bucketed", "cost": "sum"},
     {"strategy": "bucketed", "cost": "padded"},
     {"strategy": "bucketed", "cost": "padded", "window": 50},
     {"strategy": "sequential"},
@@ -165,7 +165,7 @@ def test_another_budget_uses_the_same_file(tmp_path: Path) -> None:
     for budget in (2000, 4000):
         DistributedSizeAwareBatchSampler(sizes, budget, plan_cache=tmp_path).plan()
     for strategy in ("packed", "bucketed"):
-        DistributedSizeAwareBatchSampler(sizes, 2000, strategy=strategy, plan_cache=tmp_path).plan()
+        DistributedSizeAwareBatchSampler(sizes, 2000, strategy=strategy, cost="sum", plan_cache=tmp_path).plan()
     plan_file(tmp_path)
 
 

@@ -114,8 +114,8 @@ def test_what_only_looks_moves_nothing(case: str, look: str) -> None:
 REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: other options, and its other value
     "sizes": [({}, SIZES + 1), ({}, SIZES[:-1]), ({}, SIZES[::-1])],
     "max_total_size": [({}, 301), ({}, 299.5)],
-    "strategy": [({}, name) for name in ("sequential", "bucketed", "packed")],
-    "cost": [({"strategy": "bucketed"}, "padded"), (PADDED, lambda n, largest: n * largest**2 / 100)],
+    "strategy": [({"cost": "sum"}, name) for name in ("sequential", "bucketed", "packed")],
+    "cost": [({"strategy": "bucketed", "cost": "sum"}, "padded"), (PADDED, lambda n, largest: n * largest**2 / 100)],
     "sampler": [({}, Order)],
     "shuffle": [({}, False)],
     "seed": [({}, 1)],

@@ -65,7 +65,7 @@ class Run:
     """A run on simulated ranks, and what it delivered, counted with no help of the record."""
 
     def __init__(self, n: int, world: int, order: type[Order] | None = None, **options: Any) -> None:
-        self.order, self.n, self.world, self.options = order, n, world, {"max_total_size": 180} | options
+        self.order, self.n, self.world, self.options = order, n, world, {"max_total_size": 180, "cost": "sum"} | options
         self.ranks = self.make()
         self.log: list[list[list[Any]]] = []
         self.epoch = 0
@@ -220,7 +220,9 @@ def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples:
 
 def made(**options: Any) -> DistributedSizeAwareBatchSampler:
     sizes = options.pop("sizes", SIZES)
-    return DistributedSizeAwareBatchSampler(sizes, **{"max_total_size": 180, "num_replicas": 2, "rank": 1} | options)
+    return DistributedSizeAwareBatchSampler(
+        sizes, **{"max_total_size": 180, "cost": "sum", "num_replicas": 2, "rank": 1} | options
+    )
 
 
 def part_way(steps: int = 7, **options: Any) -> DistributedSizeAwareBatchSampler:
@@ -382,7 +384,14 @@ def test_the_rest_of_an_epoch_is_planned_by_seed_epoch_and_position(
 ) -> None:
     """As the samples that are left, with a key of their own: that of the epoch would deal like samples as it did."""
     epoch, seed = 3, 11
-    options: dict[str, Any] = {"strategy": strategy, "seed": seed, "num_replicas": 1, "rank": 0, "window": 64}
+    options: dict[str, Any] = {
+        "strategy": strategy,
+        "cost": "sum",
+        "seed": seed,
+        "num_replicas": 1,
+        "rank": 0,
+        "window": 64,
+    }
     sizes = np.random.default_rng(1).integers(1, 50, n)
     sampler = made(**options, sizes=sizes, sampler=None if order is None else order(n))
     sampler.set_epoch(epoch)

@@ -33,7 +33,7 @@ SIZES = np.random.default_rng(1).integers(1, 300, 150)
 
 
 def made(sizes: Any = SIZES, budget: float = 64, **options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(sizes, budget, oversize="split", **options)
+    return DistributedSizeAwareBatchSampler(sizes, budget, oversize="split", **{"cost": "sum", **options})
 
 
 def span(key: Any, sizes: Any) -> tuple[int, int, int]:
@@ -109,7 +109,7 @@ def test_what_the_plan_says_is_what_comes(strategy: Any) -> None:
     assert report.size == SIZES.sum()
     assert report.fill == pytest.approx(SIZES.sum() / len(plan) / 64)
     cut = [length for size in SIZES.tolist() for length in [64] * (size // 64) + [size % 64] * (size % 64 > 0)]
-    alone = DistributedSizeAwareBatchSampler(cut, 64, strategy=strategy).report()
+    alone = DistributedSizeAwareBatchSampler(cut, 64, strategy=strategy, cost="sum").report()
     assert replace(report, oversize=0) == alone, "as if the pieces were samples"
     assert sampler.oversize_indices.tolist() == np.flatnonzero(SIZES > 64).tolist()
     assert not len(sampler.skipped_indices)

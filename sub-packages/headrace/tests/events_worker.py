@@ -78,7 +78,7 @@ class Life:
         """The batch sampler."""
         if "batch_size" in self.options:
             return DistributedBatchSampler(self.n, **self.options, **ranks)
-        return DistributedSizeAwareBatchSampler(SIZES[: self.n], **self.options, **ranks)
+        return DistributedSizeAwareBatchSampler(SIZES[: self.n], cost="sum", **self.options, **ranks)
 
     def loader(self, mesh: DeviceMesh | None = None, **ranks: Any) -> ResumableLoader:
         """The loader, of these ranks or of those that there are."""

@@ -32,7 +32,9 @@ class Run(SimulatedRun):
 
     def make(self) -> list[ResumableLoader]:
         own = [
-            DistributedSizeAwareBatchSampler(SIZES[: self.n], num_replicas=self.world, rank=rank, **self.options)
+            DistributedSizeAwareBatchSampler(
+                SIZES[: self.n], cost="sum", num_replicas=self.world, rank=rank, **self.options
+            )
             for rank in range(self.world)
         ]
         samples = list(range(self.n))

@@ -49,6 +49,7 @@ from headrace.size_aware_batching.planning.options import (
     Strategy,
     StreamOversize,
     complete_record,
+    default_cost,
 )
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.planner import Planner, last_below, make_planner
@@ -166,7 +167,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         lengths: Any = None,
         block: int = 100_000_000,
         strategy: Strategy = "stratified",
-        cost: Literal["sum", "padded"] | CostFunction = "sum",
+        cost: Literal["sum", "padded"] | CostFunction | None = None,
         shuffle: bool = True,
         seed: int = 0,
         max_items: int | None = None,
@@ -183,6 +184,8 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
+        if cost is None:
+            cost = default_cost(strategy)
         one_of("oversize", oversize, STREAM_OVERSIZE)
         one_of("tail", tail, TAILS)
         self.options = Options(

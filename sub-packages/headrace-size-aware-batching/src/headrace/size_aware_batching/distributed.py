@@ -46,7 +46,14 @@ from headrace.size_aware_batching.planning.known_sizes import KnownSizes
 from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.optimizer_steps import Segment, StepPlanner, TokenSchedule, TokenSteps
-from headrace.size_aware_batching.planning.options import ADDED, Options, Oversize, Strategy, complete_record
+from headrace.size_aware_batching.planning.options import (
+    ADDED,
+    Options,
+    Oversize,
+    Strategy,
+    complete_record,
+    default_cost,
+)
 from headrace.size_aware_batching.planning.order import ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.plan_cache import PlanCache, Sorted
@@ -119,8 +126,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             the order of the sampler or of the shuffle (``shuffle=False`` for the dataset's); a batch ends where the
             next sample does not fit. ``"bucketed"``: neighbours in size, for padded batches. ``"packed"``: greedy
             (LPT) balancing with short shuffles, repaired by swaps, for packed attention; fuller and less random.
-        cost: ``"sum"`` of the sizes; ``"padded"``, count times largest; or ``f(n, largest)`` in any unit, which
-            must not fall when n or the largest size grows.
+        cost: ``"sum"`` of the sizes, the default; ``"padded"``, count times largest, for batches that are padded; or
+            ``f(n, largest)`` in any unit, which must not fall when n or the largest size grows. ``"bucketed"`` without
+            it warns: batches of that sum exceed the budget when they are padded.
         sampler: Order of the samples, the same on every rank; an index may come repeatedly. One that has
             ``take(start, stop)`` is asked only for the windows that are needed. None for the order that ``shuffle``
             and ``seed`` give. Leave its ``num_replicas`` and ``rank`` at those of this sampler, or at 1 and 0. States
@@ -207,7 +215,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         max_total_size: float | Sequence[float],
         *,
         strategy: Strategy = "stratified",
-        cost: Literal["sum", "padded"] | CostFunction = "sum",
+        cost: Literal["sum", "padded"] | CostFunction | None = None,
         sampler: Iterable[int] | None = None,
         shuffle: bool = True,
         seed: int = 0,
@@ -229,6 +237,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         accumulate: int | None = None,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
+        if cost is None:
+            cost = default_cost(strategy)
         given = locals()
         self._arguments = {name: given[name] for name in (*CHANGEABLE, "seed", "work", "accumulate", "plan_cache")}
         self.options = Options(

@@ -77,14 +77,14 @@ class Fields:
             which = "of the samples" if of_any else "with a dimension 0"
             raise ValueError(f"{argument} must name fields {which}, got {unknown}: the samples have {there}")
 
-    def refuse_over(self, max_total_size: int | None, found: int) -> None:
+    def refuse_over(self, max_total_size: int | None, found: int, cure: str = "") -> None:
         """Raise a ValueError if a batch of ``found`` elements is over the budget."""
         if max_total_size is not None and found > max_total_size:
             count, longest = len(next(iter(self.lengths.values()))), max(map(max, self.lengths.values()))
             raise ValueError(
                 f"the batch must hold at most max_total_size={max_total_size} elements, got {found} of {count} "
-                f"samples, the longest with {longest}: give the batch sampler the sizes that samples have here, and "
-                "the collate function max_length= where the sampler has it"
+                f"samples, the longest with {longest}: give the batch sampler {cure}the sizes that samples have "
+                "here, and the collate function max_length= where the sampler has it"
             )
 
     def one_length(self, need: str) -> list[int]:

@@ -112,7 +112,7 @@ class PaddedCollate:
         longest = max(map(max, fields.lengths.values()), default=0)
         rows, length = self._shape_of(len(samples), longest)
         if fields.lengths:
-            fields.refuse_over(self.max_total_size, rows * length)
+            fields.refuse_over(self.max_total_size, rows * length, "cost='padded', or ")
         batch = self._joined(batch, rows, None if self.shapes is None else length)
         if not (self.return_lengths or self.return_mask):
             return batch

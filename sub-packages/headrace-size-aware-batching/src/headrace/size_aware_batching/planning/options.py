@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, whole_number
+from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, warn, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.run_record import RunRecord
 from headrace.size_aware_batching.planning.shapes import checked_shapes
@@ -27,6 +27,16 @@ def complete_record(record: RunRecord) -> RunRecord:
         options = record.changes[0]["options"]
         record.changes[0]["options"] = {**options, **{name: options.get(name, value) for name, value in ADDED.items()}}
     return record
+
+
+def default_cost(strategy: Strategy) -> Literal["sum"]:
+    """Return the cost where none was given; warn where batches are most likely padded."""
+    if strategy == "bucketed":
+        warn(
+            "cost must be given with strategy='bucketed', got none, so that batches are filled by the sum of their sizes "
+            "and exceed the budget when they are padded: give cost='padded', or cost='sum' if they are not padded"
+        )
+    return "sum"
 
 
 @dataclass(frozen=True)
