@@ -257,7 +257,8 @@ def test_a_state_is_small_and_needs_the_weights_of_the_beginning(kind: str) -> N
         if kind == "equal"
         else DistributedSizeAwareBatchSampler(SIZES, sampler=order, **BATCHES[kind])
     )
-    with pytest.raises(ValueError, match="fingerprint"):
+    told = r"weights, semantics, .* holds a reweight of its run at draw 1,024 and applies it.* with the weights of the run's beginning"
+    with pytest.raises(ValueError, match=rf"fingerprint.*its data, {told}"):
         changed.load_state_dict(state["batch_sampler"])
     assert order.reweights == [], "a refusal leaves the mixture as it was"
     for damage in ("x", [[1024]], [[1024, ["1/0", 1, 1]]], [[1024, [1, 1]]], [[0, [1, 1, 1]]], [[7, [1, 1, 1]]]):

@@ -41,7 +41,7 @@ from headrace.size_aware_batching.planning.distribution import (
     n_steps,
 )
 from headrace.size_aware_batching.planning.fingerprint import differing, fingerprint, of_such_parts
-from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
+from headrace.size_aware_batching.planning.foreign_sampler import OF_A_MIXTURE, REWEIGHTED, SamplerOrder
 from headrace.size_aware_batching.planning.known_sizes import KnownSizes
 from headrace.size_aware_batching.planning.last_step import TAILS, Balance, Tail, balance_evenly
 from headrace.size_aware_batching.planning.limits import plain_budget
@@ -1002,12 +1002,17 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             count = f"{n_samples:,} samples, here {len(self.sizes):,}"
             others = "others, or in another order" if n_samples == len(self.sizes) else count
             names[names.index("sizes")] = f"sizes ({others})"
+        reweighted = ""
+        if "sampler" in names and self._order is not None and self._order.mixes:
+            names[names.index("sampler")] = f"sampler ({OF_A_MIXTURE})"
+            if held["reweight"]:
+                reweighted = f"; {REWEIGHTED.format(draw=held['reweight'][-1][0])}"
         saved = {name: held["options"][name] for name in plain if name in held["options"]}
         saved = {name: value for name, value in saved.items() if value is None or isinstance(value, Real)}
         as_saved = f" ({', '.join(f'{name}={value!r}' for name, value in saved.items())})" if saved else ""
         raise ValueError(
             f"{message}one that differs in {', '.join(names)}: construct the sampler as in the run that saved it"
-            f"{as_saved}{cure}, or start a new run"
+            f"{as_saved}{cure}, or start a new run{reweighted}"
         )
 
     def _checked_position(self, position: Any, epoch: int | None = None) -> int:

@@ -22,6 +22,13 @@ from headrace.size_aware_batching.planning.ranks import Mesh
 PIECE = 2**20
 COMPARED = 2**16  # positions of an order that ranks compare
 
+# What the fingerprint of a mixture covers, as it says itself, and the usual cause of another one.
+OF_A_MIXTURE = "its data, weights, semantics, sizes, epoch_length, drop_last or an earlier part of its schedule"
+REWEIGHTED = (
+    "the state holds a reweight of its run at draw {draw:,} and applies it by itself: construct the mixture with "
+    "the weights of the run's beginning"
+)
+
 
 class SamplerOrder:
     """Order read from a user's sampler; the sampler handles epochs.

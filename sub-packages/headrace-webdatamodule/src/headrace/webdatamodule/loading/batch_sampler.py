@@ -36,6 +36,13 @@ _AHEAD = 2**14  # places of the order that are worked out together
 Samples = npt.NDArray[np.int64]
 _DRAWS = 1024  # of a mixture: its weights change at multiples of this
 
+# What the fingerprint of a mixture covers, as it says itself, and the usual cause of another one.
+_OF_A_MIXTURE = "its data, weights, semantics, sizes, epoch_length, drop_last and the earlier part of its schedule"
+_REWEIGHTED = (
+    "the state holds a reweight of its run at draw {draw:,} and applies it by itself: construct the mixture with "
+    "the weights of the run's beginning"
+)
+
 
 class DistributedBatchSampler(Sampler[list[int]]):
     """Batches of `batch_size` samples, the same number on every rank, each sample once.
@@ -309,6 +316,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
             own_values = {**self._options, DATA: f"{self.n_samples} samples"}
             differs = ", ".join(f"{name} ({value}, here {own_values[name]})" for name, value in changed.items())
             cure = f"; it differs in {differs}: go on with accept={sorted({*changed, *accept})}" if changed else ""
+            if not changed and _mixes(self.sampler):
+                cure = f"; of the mixture it covers {_OF_A_MIXTURE}"
+                if held["reweight"]:
+                    cure += f"; {_REWEIGHTED.format(draw=held['reweight'][-1][0])}"
             raise ValueError(f"{error}{cure}") from None
         return True
 
