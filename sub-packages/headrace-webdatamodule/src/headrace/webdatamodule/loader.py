@@ -746,7 +746,7 @@ class ResumableLoader(EpochLoader):
             "order": getattr(batches, "order_digest", ""),
             "shards": self._fingerprint,
             "seed_per": self._loading.seed_per,
-            "position": compared(start.state if foreign.has_state(batches) else None),
+            **compared(start.state if foreign.has_state(batches) else None),
         }
 
     def _start(self, iteration: Iteration, batches: Any, reader: BatchReader) -> None:

@@ -16,6 +16,7 @@ from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 
 _Result = TypeVar("_Result")
+_MOST_SHOWN = 160  # characters of a value that differs
 _PATIENCE = 60.0  # seconds until a rank says what it waits for
 _logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: M
             return
         dist.all_gather_object(everyone, texts, group=group)
     message = "; ".join(
-        f"{what}: " + ", ".join(f"rank {rank} has {its.get(what, 'none')}" for rank, its in enumerate(everyone))
+        f"{what}: " + ", ".join(f"rank {rank} has {_short(its.get(what, 'none'))}" for rank, its in enumerate(everyone))
         for what in dict.fromkeys(what for its in everyone for what in its)
         if len({its.get(what) for its in everyone}) > 1
     )
@@ -82,7 +83,11 @@ def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: M
         "give every rank the same shards, sizes, options and seed, resume all of them from one checkpoint, and call "
         "exclude, skip, reshard and reweight on every rank at the same step"
     )
-    raise RankMismatchError(f"the ranks differ in what the {name} loader is to deliver ({message}): {cure}")
+    raise RankMismatchError(f"the ranks differ in what the {name} loader is to deliver: {cure} ({message})")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... of {len(text):,} characters"
 
 
 @contextmanager

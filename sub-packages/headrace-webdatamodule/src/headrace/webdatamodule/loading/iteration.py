@@ -43,15 +43,22 @@ def _at_beginning(state: dict[str, Any]) -> dict[str, Any]:
     return at_beginning(state, epoch, min(skipped, state["position"]))
 
 
-def compared(state: dict[str, Any] | None) -> str:
-    """What ranks compare of a state: all but what one that looked at a batch alone has noted of it."""
+def compared(state: dict[str, Any] | None) -> dict[str, Any]:
+    """What ranks compare of a state, by names: all but what one that looked at a batch alone has noted of it."""
     if state is None or "run" not in state:
-        return repr(state)
+        return {"position": state}
     own = ("world", "all", "step")
     changes = [{name: value for name, value in change.items() if name not in own} for change in state["run"]]
     changes = [change for change in changes if len(change) > 2]  # more than a place
-    plain = {name: value for name, value in state.items() if name not in ("step", "starts", "run")}
-    return repr({**plain, "run": changes})
+    plain = {name: value for name, value in state.items() if name not in ("step", "starts", "run", "fingerprint")}
+    return {
+        **{name if name == "position" else f"{name} of the state": value for name, value in plain.items()},
+        **{
+            f"{name} of change {number} of the run": value
+            for number, change in enumerate(changes)
+            for name, value in change.items()
+        },
+    }
 
 
 class Iteration:

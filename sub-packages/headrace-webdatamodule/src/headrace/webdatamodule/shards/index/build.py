@@ -152,8 +152,8 @@ def _explaining_read_only(folder: Path) -> Iterator[None]:
         if error.errno not in _READ_ONLY:
             raise
         raise PermissionError(
-            f"the indexes cannot be written beside the shards, as {str(folder)!r} is read-only ({error.strerror}): make "
-            "a folder of symbolic links to the .tar files, and index that"
+            f"the indexes cannot be written beside the shards, as {str(folder)!r} is read-only ({error.strerror}): "
+            "make a folder of symbolic links to the .tar files, and index that"
         ) from error
 
 
