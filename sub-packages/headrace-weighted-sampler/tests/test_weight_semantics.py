@@ -177,6 +177,10 @@ def test_more_than_two_to_the_24_samples() -> None:
             {"sizes": SIZES[1:], "per": "token", "semantics": "count"},
             r"one number for each of the 407 samples, .*\(406,\)",
         ),
+        (
+            {"sizes": "length", "per": "token", "semantics": "count"},
+            "one number for each of the 407 samples, got 'length': give the numbers themselves, such as the column",
+        ),
         ({"sizes": -SIZES, "per": "token", "semantics": "count"}, "sizes must be finite and not negative"),
         ({"sizes": 0 * SIZES, "per": "token", "semantics": "count"}, "sizes of 'long' are all 0"),
         ({"temperature": 2}, "temperature=2 with semantics=None"),
