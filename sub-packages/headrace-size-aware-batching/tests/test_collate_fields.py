@@ -125,6 +125,8 @@ ones = torch.ones
 FAULTS: list[tuple[list[Any], type[Exception], str]] = [
     ([], ValueError, "samples must hold at least one"),
     ([{"x": ones(1)}, {"y": ones(1)}], ValueError, r"samples\[1\] has other keys.*lacks \['x'\] and has \['y'\]"),
+    ([{"x": ones(1)}, {"x": ones(1), "y": ones(1)}], ValueError, r"samples\[0\]: it has \['y'\] besides: give all"),
+    ([{"x": ones(1), "y": ones(1)}, {"x": ones(1)}], ValueError, r"samples\[0\]: it lacks \['y'\]: give all"),
     ([{"a": {"x": ones(1)}}, {"a": {}}], ValueError, r"samples\[1\]\['a'\] has other keys"),
     ([(ones(1),), (ones(1), ones(1))], ValueError, r"samples\[1\] has 2 elements, samples\[0\] has 1"),
     ([{"x": ones(1)}, {"x": ones(2).long()}], ValueError, r"samples\[1\]\['x'\] is of torch.int64, .*torch.float32"),

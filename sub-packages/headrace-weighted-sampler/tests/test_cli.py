@@ -330,6 +330,14 @@ SIZED = ["web=web.npy", "--weights", "web=1"]
 TEN = ["--samples", "10"]
 
 
+def test_a_folder_of_shards_in_the_place_of_sizes_names_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("shards").mkdir()
+    told = refused(capsys, "web=shards", "--weights", "web=1", "--samples", "10")
+    assert "got a directory: of shards, `headrace-shards sizes shards MEMBER > shards.txt` writes one" in told
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

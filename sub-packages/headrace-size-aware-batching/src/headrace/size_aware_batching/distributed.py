@@ -88,6 +88,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     the batch ``s * num_replicas + r`` of that list: the world size only decides who reads what. Any position is
     found without planning what comes before it.
 
+    Of the arguments one usually needs four: ``sizes``, ``max_total_size``, and for batches that are padded ``strategy``
+    and ``cost``. The others have defaults that suit.
+
     **Epochs.** ``set_epoch(e)`` chooses the epoch. Iterating again without it gives the same epoch again, from its
     beginning, after a complete iteration as well as after a ``break``. Only a ``sampler`` without ``set_epoch`` and
     ``take``, such as a ``RandomSampler``, is read anew after a complete iteration; after a ``break`` its order is

@@ -166,8 +166,8 @@ def amounts_of(sources: WeightedSources, per: str, sizes: ArrayLike | None, sema
 def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
     if isinstance(sizes, str):
         raise ValueError(
-            f"sizes must be one number for each of the {length} samples, got {sizes!r}: give the numbers themselves, such "
-            "as the column of that name of every source, joined in their order by np.concatenate"
+            f"sizes must be one number for each of the {length} samples, got {sizes!r}: give the numbers themselves, "
+            "such as the column of that name of every source, joined in their order by np.concatenate"
         )
     given = np.asarray(tensor_as_array("sizes", sizes))
     if given.shape != (length,) or given.dtype.kind not in "iuf":

@@ -214,6 +214,9 @@ def _source(name: str, value: object) -> str | int:
 def read_sizes(path: Path) -> Indices:
     """Read the tokens of each sample from a .npy or .txt file, shape ``[n]``, int64."""
     kind = path.suffix.lower()
+    if path.is_dir():
+        shards = f"of shards, `headrace-shards sizes {path} MEMBER > {path.name or 'sizes'}.txt` writes one"
+        raise ValueError(f"{path}: sizes must be in a .npy or .txt file, got a directory: {shards}")
     if kind not in (".npy", ".txt"):
         raise ValueError(f"{path}: sizes must be in a .npy or .txt file; a number in place of it is a count")
     try:

@@ -176,9 +176,11 @@ def _same_keys(values: Sequence[Mapping[str, Any]], path: Path) -> list[str]:
     for sample, value in enumerate(values):
         if value.keys() != first:
             lacks, has = sorted(map(repr, first - value.keys())), sorted(map(repr, value.keys() - first))
+            found = [f"lacks [{', '.join(lacks)}]"] if lacks else []
+            found += [f"has [{', '.join(has)}] besides"] if has else []
             raise ValueError(
-                f"{place(path, sample)} has other keys than {place(path, 0)}: it lacks [{', '.join(lacks)}] and has "
-                f"[{', '.join(has)}] besides: give all samples the same keys"
+                f"{place(path, sample)} has other keys than {place(path, 0)}: it {' and '.join(found)}: give all "
+                "samples the same keys"
             )
     return list(first)
 
