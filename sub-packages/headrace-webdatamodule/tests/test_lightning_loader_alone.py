@@ -172,14 +172,20 @@ def test_two_loaders_go_on_where_they_were(tmp_path: Path, asks: bool) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             return super().training_step([*batch["one"], *batch["two"]], batch_idx)
 
-    def both() -> CombinedLoader:
-        return CombinedLoader({"one": loader("plain"), "two": loader("plain", seed=2)}, "min_size")
+    def of_ranks(num_replicas: int) -> ResumableLoader:
+        sampler = DistributedBatchSampler(TRAIN, 3, num_replicas=num_replicas, rank=0)
+        return ResumableLoader(SAMPLES, sampler, collate_fn=keys, check_ranks=False)
+
+    def both(num_replicas: int = 1) -> CombinedLoader:
+        return CombinedLoader({"one": loader("plain"), "two": of_ranks(num_replicas)}, "max_size_cycle")
 
     saving, model, resumed = Save(tmp_path), Two(asks=asks), Two(asks=asks)
     fit(both(), saving, model=model)
     path = next(path for path, hook, done in saving.saved if (hook, done) == ("batch end", 5))
     fit(both(), path=path, model=resumed)
     assert resumed.seen == model.seen[5:]
+    with pytest.raises(ValueError, match=r"must be one loader .* got 2, .* Resume with the number of ranks that saved"):
+        fit(both(2), path=path, model=Two(asks=asks))
 
 
 @pytest.mark.parametrize("asks", [True, False])

@@ -19,6 +19,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -127,7 +128,7 @@ class FitLoop(Loop):
         if (trainer := self.trainer) is None:
             return
         loop, limit = trainer.fit_loop, trainer.limit_train_batches
-        most = min(length, limit) if isinstance(limit, int) else int(length * limit)
+        most = _limited(length, limit)
         loop.max_batches = loop._data_fetcher.length = most
         if loop._data_fetcher.fetched >= most:  # the present batch is the last one now
             loop._data_fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = True
@@ -196,13 +197,37 @@ def join_loader_alone(loader: EpochLoader) -> None:
                 "in the middle of an epoch, got one without: samples would be lost. Resume with the loader that it was "
                 "saved with, or give fit a data module: datamodule=MapDataModule(...)"
             )
+        _refuse_other_length(loader, loop)
     if not isinstance(loader._loop, LoaderAlone) or loader._loop._joined is not loop.trainer:
         loader._join(LoaderAlone(loop.trainer, loader))
 
 
+def _refuse_other_length(loader: EpochLoader, loop: Any) -> None:
+    """Refuse to resume one of several loaders within an epoch whose length the loop has taken for another one."""
+    loaders = loop._combined_loader.flattened
+    if len(loaders) == 1 or not loop.restarted_mid_epoch or loader not in loaders:
+        return
+    taken = loop._combined_loader.limits[loaders.index(loader)]
+    try:
+        length = _limited(len(loader), loop.trainer.limit_train_batches)
+    except TypeError:  # an endless one
+        return
+    if length != taken:
+        raise ValueError(
+            f"train_dataloaders must be one loader to resume in the middle of an epoch of another length, got "
+            f"{len(loaders)}, and the {loader._name} loader has {length} batches, where the trainer has taken {taken}: "
+            "samples would be lost. Resume with the number of ranks that saved it, or at the end of an epoch"
+        )
+
+
+def _limited(length: int, limit: float) -> int:
+    """The batches of an epoch under `limit_train_batches`: the most if it is an int, else a share of them."""
+    return min(length, limit) if isinstance(limit, int) else int(length * limit)
+
+
 def _advancing_loop() -> Any:
     """The fit loop that sets the epoch of its loaders at this moment, if one does."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEPTH):
         if frame is None:
             return None
