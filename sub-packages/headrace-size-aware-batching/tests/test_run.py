@@ -65,7 +65,8 @@ class Run:
     """A run on simulated ranks, and what it delivered, counted with no help of the record."""
 
     def __init__(self, n: int, world: int, order: type[Order] | None = None, **options: Any) -> None:
-        self.order, self.n, self.world, self.options = order, n, world, {"max_total_size": 180, "cost": "sum"} | options
+        self.order, self.n, self.world = order, n, world
+        self.options: dict[str, Any] = {"max_total_size": 180, "cost": "sum", **options}
         self.ranks = self.make()
         self.log: list[list[list[Any]]] = []
         self.epoch = 0
@@ -220,9 +221,8 @@ def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples:
 
 def made(**options: Any) -> DistributedSizeAwareBatchSampler:
     sizes = options.pop("sizes", SIZES)
-    return DistributedSizeAwareBatchSampler(
-        sizes, **{"max_total_size": 180, "cost": "sum", "num_replicas": 2, "rank": 1} | options
-    )
+    usual: dict[str, Any] = {"max_total_size": 180, "cost": "sum", "num_replicas": 2, "rank": 1}
+    return DistributedSizeAwareBatchSampler(sizes, **usual | options)
 
 
 def part_way(steps: int = 7, **options: Any) -> DistributedSizeAwareBatchSampler:
