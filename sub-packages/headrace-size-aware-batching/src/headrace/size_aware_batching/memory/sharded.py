@@ -31,7 +31,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 _POLL = 0.2  # seconds between two looks at the store
-_TOLD = 5.0  # seconds that a failed rank waits until all know of it: the store may end with its process
+_ALL_KNOW = 5.0  # seconds that a failed rank waits until all know of it: the store may end with its process
 _GRACE = 60.0  # seconds until a rank that cannot raise ends: torch's own watchdog does so after the group's timeout
 _REDUCE_SCATTERS = (
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
@@ -79,7 +79,7 @@ class ShardedRanks:
         thread = threading.Thread(target=self._watch, args=(self._ended,), name="headrace-watch-ranks", daemon=True)
         thread.start()
         with ExitStack() as stack:
-            stack.callback(thread.join, _TOLD)
+            stack.callback(thread.join, _ALL_KNOW)
             stack.callback(self._ended.set)
             if self.device.type == "cpu":
                 _replace(stack, dist.Work, "wait", self._in_turns)
@@ -107,13 +107,13 @@ class ShardedRanks:
         if error is self._error:
             return
         if self._failure is None:
-            mine = Failure(self.rank, *explain(error))
-            found = self._ask(lambda: self._store.compare_set("failed", "", json.dumps(asdict(mine))))
-            self._failure = mine if found is None else Failure(**json.loads(found))
-        until = time.monotonic() + _TOLD
+            own = Failure(self.rank, *explain(error))
+            found = self._ask(lambda: self._store.compare_set("failed", "", json.dumps(asdict(own))))
+            self._failure = own if found is None else Failure(**json.loads(found))
+        until = time.monotonic() + _ALL_KNOW
         while time.monotonic() < until:
-            told = self._ask(lambda: self._store.add("told", 0))
-            if told is None or told >= self.world:
+            known = self._ask(lambda: self._store.add("known", 0))
+            if known is None or known >= self.world:
                 break
             time.sleep(_POLL / 4)
         if self._failure.rank == self.rank and self._failure.kind == "error":
@@ -173,7 +173,7 @@ class ShardedRanks:
                     continue
                 failure = Failure(**json.loads(self._store.get("failed")))
                 self._failure = failure
-                self._store.add("told", 1)
+                self._store.add("known", 1)
                 reason = str(failure.error())
             except RuntimeError as error:  # its host has ended, perhaps after the last step
                 reason = f"rank {self.rank} cannot reach the store of its process group: {error}"
