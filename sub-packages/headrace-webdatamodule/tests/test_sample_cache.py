@@ -563,7 +563,9 @@ def batches_of(n: int, epoch: int) -> list[list[int]]:
 @pytest.mark.usefixtures("small_writes")
 def test_a_node_of_four_keeps_what_it_needs_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a fifth, .51 of the bytes are fetched where what is needed last is evicted, and .80 elsewhere."""
-    count, size = 16 * 320, 100
+    count, size = 16 * 100, 100
+    monkeypatch.setattr(next_use, "_LEAST", 2)  # fifty windows an epoch
+    monkeypatch.setattr(sample_cache, "_TOGETHER", 1024)
     write_tars([(f"s{i:05d}", {"bin": b"%d " % i * (size // 6)}) for i in range(count)], tmp_path / "site", n_shards=8)
     index_shards(tmp_path / "site")
     total = sum(len(sample["bin"]) + 8 for sample in IndexedShards(tmp_path / "site", decode=None))
@@ -574,7 +576,7 @@ def test_a_node_of_four_keeps_what_it_needs_soon(tmp_path: Path, monkeypatch: py
     for local in ("", "1"):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         with served(tmp_path / "site") as site:
-            epochs = shares_fetched(site, tmp_path / f"cache{local}", limit, 7)
+            epochs = shares_fetched(site, tmp_path / f"cache{local}", limit, 6)
             shares[local] = sum(epochs[2:]) / len(epochs[2:])
     assert 0.75 < shares[""] < 0.85
     assert shares["1"] < 0.60
