@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +67,22 @@ def test_workers_that_read_ahead_change_nothing() -> None:
     assert steps_worker.loop(workers=2) == steps_worker.loop()
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+@pytest.mark.parametrize("callbacks", [[], [TokensPerStep()]], ids=["without", "with"])
+def test_a_fit_without_the_callback_is_warned(callbacks: list[lightning.Callback]) -> None:
+    sampler = steps_worker.sampler_of()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        trainer = trainer_of(callbacks)
+        trainer.fit(steps_worker.Module(sampler))
+    said = [str(one.message) for one in caught if "nothing asked which batches belong to a step" in str(one.message)]
+    if callbacks:
+        assert (said, trainer.global_step) == ([], sampler.num_optimizer_steps(0))
+    else:
+        assert len(said) == 1
+        assert trainer.global_step > sampler.num_optimizer_steps(0)
+
+
 def test_batches_of_a_step_are_counted_from_its_first() -> None:
     batches = BatchesOfStep(4, first=6)
     assert [number % batches for number in range(6, 12)] == [0, 1, 2, 3, 0, 1]
@@ -78,10 +95,11 @@ class Without(steps_worker.Module):
         return DataLoader(steps_worker.dataset(), collate_fn=torch.cat)  # type: ignore[arg-type]  # a list is a dataset
 
 
-def trainer_of(**options: Any) -> lightning.Trainer:
+def trainer_of(callbacks: list[lightning.Callback] | None = None, **options: Any) -> lightning.Trainer:
+    callbacks = [TokensPerStep()] if callbacks is None else callbacks
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     return lightning.Trainer(
-        max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=[TokensPerStep()], **quiet, **options
+        max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=callbacks, **quiet, **options
     )
 
 

@@ -358,6 +358,44 @@ def test_a_loop_gets_whole_steps_from_a_loader_that_reads_ahead(workers: int) ->
         assert [len(step) for step in steps] == counts_of(sampler)
 
 
+def plain_loader(sampler: DistributedSizeAwareBatchSampler) -> Any:
+    return DataLoader(range(len(SIZES)), batch_sampler=sampler, collate_fn=list)  # type: ignore[arg-type]  # see above
+
+
+def test_an_epoch_that_is_taken_batch_by_batch_warns_once() -> None:
+    sampler = made()
+    with pytest.warns(UserWarning, match="nothing asked which batches belong to a step") as caught:
+        batches = list(plain_loader(sampler))
+    steps = sampler.num_optimizer_steps()
+    assert steps < len(batches)
+    assert f"{len(batches)} batches" in str(caught[0].message)
+    assert f"{steps} optimizer steps" in str(caught[0].message)
+    assert [warning.filename for warning in caught] == [__file__]
+    sampler.set_epoch(1)
+    assert list(plain_loader(sampler))  # no second warning
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda sampler: list(sampler.optimizer_steps(plain_loader(sampler))),
+        lambda sampler: [sampler.accumulation, *plain_loader(sampler)],
+        lambda sampler: [sampler.accumulate for _ in plain_loader(sampler)],
+        lambda sampler: list(islice(plain_loader(sampler), len(sampler) - 1)),
+        list,
+    ],
+    ids=["optimizer_steps", "accumulation", "accumulate", "a break", "no loader"],
+)
+def test_whoever_asks_for_steps_or_only_looks_is_not_warned(use: Callable[[Any], Any]) -> None:
+    assert use(made())
+
+
+def test_where_each_batch_is_a_step_or_the_number_was_given_there_is_no_warning() -> None:
+    single = made(0, 8, tokens_per_step=8 * 300)
+    assert len(list(plain_loader(single))) == single.num_optimizer_steps()
+    assert list(plain_loader(made(accumulate=12)))
+
+
 def test_a_loader_of_other_batches_is_an_error() -> None:
     sampler = made()
     with pytest.raises(RuntimeError, match=r"the loader must give the batches of this sampler, got 1 of"):

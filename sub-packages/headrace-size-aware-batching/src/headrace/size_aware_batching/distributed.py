@@ -32,6 +32,7 @@ from headrace.size_aware_batching._validation import (
 from headrace.size_aware_batching.plan import BatchPlan, OptimizerSteps
 from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.costs import CostFunction
+from headrace.size_aware_batching.planning.cursor import level_behind_loader
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.distribution import (
     Steps,
@@ -306,6 +307,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         self._firsts = [0]  # numbers of the first optimizer steps of epochs, as far as they were asked for
         self._began: _Beginning | None = None  # the latest iteration
         self._segments: list[Segment] = []  # of the position that was loaded, inside an optimizer step
+        self._steps_asked = accumulate is not None  # whether a loop may know which batches belong to a step
         self._fingerprints: dict[str | None, str] = {}  # by that of the order
         self._ranks_of_run: int | None = None  # which the steps of a curriculum count; None before it begins
         self.draws: list[int] | None = None
@@ -349,6 +351,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         """
         if self._steps is None:
             return 1
+        self._steps_asked = True
         micro_batches, began, step = self._micro_batches(), self._began, 0
         if began is not None:
             first, position = began.position, max(self._cursor.position - 1, began.position)
@@ -362,6 +365,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         Of the next iteration where a state was loaded, or another epoch chosen, since the latest one. None without
         ``tokens_per_step``.
         """
+        self._steps_asked = True
         return None if self._steps is None else self._micro_batches()
 
     def _micro_batches(self) -> NDArray[np.int64]:
@@ -387,6 +391,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         [[[4], [3, 2]], [[4], [2, 1]]]
         """
         self._with_tokens()
+        self._steps_asked = True
         return self._grouped(loader)
 
     def _grouped(self, loader: Iterable[Batch]) -> Iterator[list[Batch]]:
@@ -547,6 +552,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
                     self._record.step = step + (given // replicas if of_all else given)
                 span = slice(int(offsets[number]), int(offsets[number + 1]))
                 self.draws = None if draws is None else draws[span].tolist()
+                if place == planner.n_samples and begun == 0 and not self._steps_asked:
+                    self._warn_of_single_batches()  # here, as Lightning does not ask for more than the last batch
                 yield self._keys(steps.indices[span])
                 if self._interrupted is this:  # and no other iteration has begun since
                     return self._cursor.iteration is None
@@ -558,6 +565,22 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             if self._order is not None:
                 self._order.finished()
         return False
+
+    def _warn_of_single_batches(self) -> None:
+        """Warn of a `DataLoader` of torch whose loop seems to step after every batch."""
+        if self._began is None:  # without tokens_per_step
+            return
+        micro_batches = self._began.micro_batches
+        if micro_batches.max(initial=1) == 1 or not level_behind_loader(self):
+            return
+        self._steps_asked = True  # one warning is enough
+        warn(
+            f"tokens_per_step: epoch {self.epoch} has {len(micro_batches):,} optimizer steps, and a loader read its "
+            f"{micro_batches.sum():,} batches on each rank, but nothing asked which batches belong to a step: a loop "
+            "that steps after every batch takes too many. Take the batches from sampler.optimizer_steps(loader), give "
+            "Lightning the callback TokensPerStep() and a Hugging Face Trainer a TrainerGuard(sampler), or read "
+            "sampler.accumulation before the epoch"
+        )
 
     @property
     def _epochs_differ(self) -> bool:

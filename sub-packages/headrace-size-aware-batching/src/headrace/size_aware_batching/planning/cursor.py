@@ -84,7 +84,7 @@ class EpochCursor:
 
         Only for a sampler whose epochs differ. Loaders and trainers that choose epochs are never warned.
         """
-        if iteration is self.iteration and start == 0 and (level := _level_behind_loader(sampler)):
+        if iteration is self.iteration and start == 0 and (level := level_behind_loader(sampler)):
             self._whole += 1
             if self._whole == 2:
                 name = type(sampler).__name__
@@ -100,7 +100,7 @@ class EpochCursor:
         return {**self.__dict__, "start": self.position, "iteration": None}
 
 
-def _level_behind_loader(sampler: object) -> int:
+def level_behind_loader(sampler: object) -> int:
     """Return the stack level, for a warning of the caller's, of the loop whose `DataLoader` reads a sampler; 0 without.
 
     Batches by size may lie between, as they let the order of an inner sampler through.
