@@ -1,5 +1,6 @@
 """Hugging Face Trainer: `torchrun --nproc-per-node=2 hf_trainer.py`."""
 
+import torch.distributed as dist
 from task import CHECKPOINTS, EPOCHS, EVERY, WORKERS, Model, Texts, collate, latest
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
@@ -14,3 +15,5 @@ trainer = Trainer(model, arguments, train_dataset=data, callbacks=[TrainerGuard(
 trainer.get_train_dataloader = lambda: DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=WORKERS)
 trainer.train(resume_from_checkpoint=latest())
 model.report()
+if dist.is_initialized():
+    dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """Hugging Face Trainer, resumed on any number of processes: `torchrun --nproc-per-node=2 hf_trainer_elastic.py`."""
 
+import torch.distributed as dist
 from task import CHECKPOINTS, EPOCHS, EVERY, WORKERS, Model, Texts, collate, latest
 from transformers import Trainer, TrainingArguments
 
@@ -16,3 +17,5 @@ trainer = Trainer(model, arguments, train_dataset=data, callbacks=[loader])
 trainer.get_train_dataloader = lambda: loader
 trainer.train(resume_from_checkpoint=path)
 model.report()
+if dist.is_initialized():
+    dist.destroy_process_group()
