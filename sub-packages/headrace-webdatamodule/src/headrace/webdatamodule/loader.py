@@ -409,6 +409,11 @@ class ResumableLoader(EpochLoader):
         ['a', 'b']
         ['e', 'f']
         """
+        if isinstance(indices, str) or not isinstance(indices, Iterable):
+            raise TypeError(
+                f"indices must be a list of keys or indices, got the {type(indices).__name__} {indices!r}: write "
+                f"exclude([{indices!r}])"
+            )
         numbers = [self._index_of(index) for index in indices]
         self._change("exclude", lambda batches: batches.exclude(numbers), again=True)
 
