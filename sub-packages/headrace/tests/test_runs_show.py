@@ -142,6 +142,41 @@ def test_other_data_are_refused_and_grown_data_are_not(tmp_path: Path, command: 
     assert command.document(path, "--step", 5, "--data", place)["samples"] == rows
 
 
+@pytest.mark.parametrize("pattern", [False, True])
+def test_the_tars_of_one_source_may_lie_in_several_folders(tmp_path: Path, command: Command, pattern: bool) -> None:
+    days = shards(tmp_path, ("day1", "day2"))
+    for day, sizes in zip(days, np.split(SIZES, 2), strict=True):
+        add_column(day, "length", sizes)
+    tars = [tar for day in days for tar in sorted(day.glob("*.tar"))]
+    loader = ResumableLoader(IndexedShards(tars), batches_by_size(num_replicas=2, rank=0), collate_fn=list)
+    list(loader)
+    path = saved(tmp_path / "x.pt", loader=loader)
+    data = ["--data", tmp_path / "day?" / "*.tar"] if pattern else [f"--data={day}" for day in days]
+    words = ["--step", 3, *data, "--sizes", sizes_file(tmp_path) if pattern else "length"]
+    found = command.document(path, *words)["samples"]
+    rows = [{name: value for name, value in row.items() if name != "size"} for row in found]
+    assert rows == loader.samples_of_step(3)
+    if pattern:
+        command("show", path, *words[:-1], "length", code=2)
+        assert "a column belongs to a folder: give each folder as --data FOLDER" in command.error
+
+
+def test_several_sources_and_folders_are_told_apart(tmp_path: Path, command: Command) -> None:
+    days = shards(tmp_path, ("day1", "day2"))
+    loader = ResumableLoader(IndexedShards(sorted(tmp_path.glob("*/*.tar"))), equal_batches(), collate_fn=list)
+    next(iter(loader))
+    path = saved(tmp_path / "x.pt", loader=loader)
+    for data, what in (
+        ([f"--data=a={days[0]}", f"--data=b={days[1]}"], "where several folders are one source, leave out the names"),
+        ([f"--data={days[1]}", f"--data={days[0]}"], "--data must be the data of the run"),
+        ([f"--data=a={days[0]}", f"--data={days[1]}"], "--data must be FOLDER for each folder of one source, or NAME="),
+        ([f"--data={days[0]}", f"--data={days[0]}"], "--data must give each folder once"),
+        ([f"--data=a={days[0]}", f"--data=a={days[1]}"], "--data must give each name once"),
+    ):
+        command("show", path, "--step", 0, *data, code=2)
+        assert what in command.error
+
+
 @pytest.mark.parametrize("how", ["file", "column", "member"])
 def test_sizes_come_from_a_file_a_column_or_a_member(tmp_path: Path, command: Command, how: str) -> None:
     places = shards(tmp_path, ("web", "books"))

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from headrace.runs import __version__
 from headrace.runs.checkpoints import CheckpointError, chosen, read_checkpoint
-from headrace.runs.data import check_data, export, open_data, read_sizes, rows_of_step
+from headrace.runs.data import check_data, export, open_data, parts_of, read_sizes, rows_of_step
 from headrace.runs.rebuilt import BY_SIZE, Run, epoch_of
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
@@ -53,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         action="append",
         metavar="[NAME=]FOLDER",
-        help="indexed shards, for keys, shards and offsets; of several sources each with its name",
+        help="indexed shards, for keys, shards and offsets: a folder, or a quoted pattern of tars; several folders of one "
+        "source each as --data FOLDER, in order, and several sources each with its name",
     )
     add("--sizes", metavar="FILE|NAME", help="sizes of the samples: a file, or a column or member of the data")
     add("--column", metavar="NAME", help="column of sizes in Parquet files")
@@ -163,7 +164,8 @@ def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         )
     sizes = None
     if run.kind == BY_SIZE and options.sizes is not None:
-        sizes = read_sizes(options.sizes, data, options.column)
+        parts = [] if data is None else parts_of(data, options.data)
+        sizes = read_sizes(options.sizes, parts, options.column)
     try:
         sampler = run.sampler(sizes, options.num_replicas)
         ranks = sampler.step(step)

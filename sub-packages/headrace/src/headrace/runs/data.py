@@ -18,7 +18,7 @@ ROWS = "samples.json"
 
 
 def open_data(words: Sequence[str]) -> Any:
-    """Open shards: those of one folder, or of several, each with a name in front, as ``web=shards/web``.
+    """Open shards: those of one source, in one folder or several, or of several, each named as ``web=shards/web``.
 
     Returns:
         `IndexedShards`, or a `ConcatShards` of the named ones; members stay bytes.
@@ -27,16 +27,37 @@ def open_data(words: Sequence[str]) -> Any:
         from headrace.webdatamodule import IndexedShards
         from headrace.webdatamodule.loading.concat_shards import ConcatShards
     named = {word: None if Path(word).exists() else _NAMED.fullmatch(word) for word in words}
-    if len(words) == 1 and named[words[0]] is None:
-        return IndexedShards(words[0], decode=None, max_bytes=sys.maxsize)
     if bare := [word for word, match in named.items() if match is None]:
-        raise ValueError(f"--data must be NAME=FOLDER for each of several, got {bare[0]!r}")
+        if len(bare) < len(named):
+            raise ValueError(
+                "--data must be FOLDER for each folder of one source, or NAME=FOLDER for each of several sources, got "
+                + " ".join(words)
+            )
+        if len(bare) < len(words):
+            raise ValueError(f"--data must give each folder once, got {' '.join(words)}")
+        source: Any = bare[0] if len(bare) == 1 else [tar for word in bare for tar in _tars(Path(word))]
+        return IndexedShards(source, decode=None, max_bytes=sys.maxsize)
     places = {match[1]: match[2] for match in named.values() if match is not None}
     if len(places) < len(words):
         raise ValueError(f"--data must give each name once, got {' '.join(words)}")
     return ConcatShards(
         {name: IndexedShards(place, decode=None, max_bytes=sys.maxsize) for name, place in places.items()}
     )
+
+
+def _tars(place: Path) -> list[Path]:
+    """The tars of a folder, as its manifest orders them; else a tar, or a pattern of tars."""
+    from headrace.webdatamodule import Manifest
+
+    return [place / entry.name for entry in Manifest.load(place).shards] if place.is_dir() else [place]
+
+
+def parts_of(data: Any, words: Sequence[str]) -> Sequence[Any]:
+    """The shards of each source or folder, in order; a column belongs to a folder."""
+    if hasattr(data, "parts"):
+        parts: Sequence[Any] = data.parts
+        return parts
+    return [data] if len(words) == 1 else [open_data([word]) for word in words]
 
 
 def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> bool:
@@ -64,40 +85,38 @@ def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> b
         prints.add(ConcatShards({"train": data}).prefix_fingerprint(n_samples))
     if loader["fingerprint"] not in prints:
         raise ValueError(
-            "--data must be the data of the run, got others: other shards, or names or an order of several; the state "
-            f"has fingerprint={loader['fingerprint']!r}, and these have {own!r}. For a dataset of your own around "
+            "--data must be the data of the run, got others: other shards, or names or an order of several (where several "
+            f"folders are one source, leave out the names); the state has fingerprint={loader['fingerprint']!r}, and these have {own!r}. For a dataset of your own around "
             "shards, leave out --data: indices are those of that dataset"
         )
     return True
 
 
-def read_sizes(name: str, data: Any, column: str | None) -> Any:
+def read_sizes(name: str, parts: Sequence[Any], column: str | None) -> Any:
     """The size of each sample: a column or a member of the data, or a file as ``headrace-batches`` reads it."""
-    if data is not None and column is None and not {name, name.lower()}.isdisjoint(_names(data)):
+    if parts and column is None and not {name, name.lower()}.isdisjoint(_names(parts)):
         from headrace.webdatamodule.loading.sizes import sizes_of_shards
 
-        parts = [sizes_of_shards(part, None, name) for part in _parts(data)]
-        if len(parts) == 1:
-            return parts[0]
+        sizes = [sizes_of_shards(part, None, name) for part in parts]
+        if len(sizes) == 1:
+            return sizes[0]
         import numpy as np
 
-        return np.concatenate(parts)
+        return np.concatenate(sizes)
     with needed(SIZE_AWARE, "--sizes"):
         from headrace.size_aware_batching.sizes.files import sizes_of_files
-    if data is not None and not Path(name).exists():
+    if parts and not Path(name).exists():
+        without = any(not part.columns for part in parts)
+        cure = "; a column belongs to a folder: give each folder as --data FOLDER, no pattern of tars" * without
         raise ValueError(
-            f"--sizes must be a file, or a column or a member that all data have, {', '.join(sorted(_names(data)))}; "
-            f"got {name!r}"
+            "--sizes must be a file, or a column or a member that all data have, "
+            f"{', '.join(sorted(_names(parts)))}; got {name!r}{cure}"
         )
     return sizes_of_files([Path(name)], column)
 
 
-def _parts(data: Any) -> Sequence[Any]:
-    return data.parts if hasattr(data, "parts") else [data]
-
-
-def _names(data: Any) -> set[str]:
-    each = [{*part.columns, *part.member_keys} for part in _parts(data)]
+def _names(parts: Sequence[Any]) -> set[str]:
+    each = [{*part.columns, *part.member_keys} for part in parts]
     return set.intersection(*each)
 
 
