@@ -29,7 +29,9 @@ def loader(batches: Any, workers: int = 0) -> Any:
 # Python 3.12 and newer warn where torch forks its workers; what is caught below is raised again.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"strategy": "packed"}, {"sampler": of_epochs()}, {"tokens_per_step": 60, "accumulate": 5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"strategy": "packed"}, {"sampler": of_epochs()}, {"tokens_per_step": 60, "accumulate": 5}]
+)
 def test_an_epoch_that_comes_twice_warns_once(options: dict[str, Any], workers: int) -> None:
     batches = loader(make(**options), workers)
     first = [batch.tolist() for batch in batches]

@@ -355,7 +355,9 @@ def test_an_unchanged_loop_goes_on_where_a_change_is_refused() -> None:
                 with pytest.raises(ValueError, match="indices must be"):
                     one.exclude(wrong)
             for single in ("s1", 1):
-                with pytest.raises(TypeError, match=rf"indices must be a list of keys .* write exclude\(\[{single!r}\]\)"):
+                with pytest.raises(
+                    TypeError, match=rf"indices must be a list of keys .* write exclude\(\[{single!r}\]\)"
+                ):
                     one.exclude(single)  # type: ignore[arg-type]  # no list
             with pytest.raises(TypeError, match=r"as list has no find\(key\), got the key 's1'"):
                 one.exclude(["s1"])

@@ -32,8 +32,8 @@ from headrace.size_aware_batching._validation import (
 from headrace.size_aware_batching.plan import BatchPlan, OptimizerSteps
 from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.costs import CostFunction
-from headrace.size_aware_batching.planning.cursor import level_behind_loader
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
+from headrace.size_aware_batching.planning.cursor import level_behind_loader
 from headrace.size_aware_batching.planning.distribution import (
     Steps,
     distribute_packed,

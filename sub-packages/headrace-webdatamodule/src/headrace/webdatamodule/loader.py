@@ -73,8 +73,8 @@ class ResumableLoader(EpochLoader):
     With a batch sampler of headrace a run can change in its middle, and its steps can be asked for: `exclude`, `skip`,
     `reshard`, `reweight`, `load_state_dict(state, accept=...)`, `step`, `samples_of_step`, `replay`. A change takes
     effect at the loop's position: prefetched batches are dropped, and a running loop continues with the new ones. All
-    ranks have to make changes at the same step; they compare their plans before the next batch. A change in mid-epoch on
-    one rank alone makes all ranks wait, until the process group's timeout.
+    ranks have to make changes at the same step; they compare their plans before the next batch. A change in mid-epoch
+    on one rank alone makes all ranks wait, until the process group's timeout.
 
     The class is not a `DataLoader`, because trainers would rebuild a `DataLoader` with their own sampler.
 

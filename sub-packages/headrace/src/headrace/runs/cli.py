@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         action="append",
         metavar="[NAME=]FOLDER",
-        help="indexed shards, for keys, shards and offsets: a folder, or a quoted pattern of tars; several folders of one "
-        "source each as --data FOLDER, in order, and several sources each with its name",
+        help="indexed shards, for keys, shards and offsets: a folder, or a quoted pattern of tars; several folders of "
+        "one source each as --data FOLDER, in order, and several sources each with its name",
     )
     add("--sizes", metavar="FILE|NAME", help="sizes of the samples: a file, or a column or member of the data")
     add("--column", metavar="NAME", help="column of sizes in Parquet files")

@@ -85,9 +85,10 @@ def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> b
         prints.add(ConcatShards({"train": data}).prefix_fingerprint(n_samples))
     if loader["fingerprint"] not in prints:
         raise ValueError(
-            "--data must be the data of the run, got others: other shards, or names or an order of several (where several "
-            f"folders are one source, leave out the names); the state has fingerprint={loader['fingerprint']!r}, and these have {own!r}. For a dataset of your own around "
-            "shards, leave out --data: indices are those of that dataset"
+            "--data must be the data of the run, got others: other shards, or names or an order of several (where "
+            "several folders are one source, leave out the names); the state has "
+            f"fingerprint={loader['fingerprint']!r}, and these have {own!r}. For a dataset of your own around shards, "
+            "leave out --data: indices are those of that dataset"
         )
     return True
 
