@@ -70,6 +70,7 @@ def test_the_summary_has_the_changes_of_the_run(tmp_path: Path, command: Command
     assert found["state"] == "loader"
     text = command("show", path)
     assert "next step 12" in text
+    assert f"position {found['position']:,} samples, " in text
     assert "left out: 3 50 77" in text
     assert "step 5, epoch 0" in text
 
@@ -154,8 +155,8 @@ def test_the_tars_of_one_source_may_lie_in_several_folders(tmp_path: Path, comma
     data = ["--data", tmp_path / "day?" / "*.tar"] if pattern else [f"--data={day}" for day in days]
     words = ["--step", 3, *data, "--sizes", sizes_file(tmp_path) if pattern else "length"]
     found = command.document(path, *words)["samples"]
-    rows = [{name: value for name, value in row.items() if name != "size"} for row in found]
-    assert rows == loader.samples_of_step(3)
+    assert found == [{**row, "size": SIZES[row["index"]]} for row in loader.samples_of_step(3)]
+    assert "size" in command("show", path, *words).splitlines()[1].split()
     if pattern:
         command("show", path, *words[:-1], "length", code=2)
         assert "a column belongs to a folder: give each folder as --data FOLDER" in command.error
@@ -311,7 +312,7 @@ def reweighted(batches: Any) -> Any:
 
 def test_other_weights_of_a_mixture_are_listed(tmp_path: Path, command: Command) -> None:
     path = saved(tmp_path / "x.pt", batches=reweighted(DistributedBatchSampler(N, 4, sampler=order())))
-    assert "step 1, epoch 0, position 4: weights [1, '3/10'] from draw 1,024 on" in command("show", path)
+    assert "step 1, epoch 0, position 4 samples: weights [1, '3/10'] from draw 1,024 on" in command("show", path)
     assert command.document(path)["run"][-1]["reweight"] == [[1024, [1, "3/10"]]]
 
 

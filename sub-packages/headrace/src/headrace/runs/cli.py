@@ -132,7 +132,7 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"{_escaped(document['checkpoint'])}, state {_escaped(document['state'])}: {document['batch_sampler']}"
     ranks = "no step yet" if world is None else _counted(world, "rank")
     yield f"{document['n']:,} samples, seed {document['seed']}, {ranks}"
-    yield f"epoch {document['epoch']}, position {document['position']:,}, next step {document['step']:,}"
+    yield f"epoch {document['epoch']}, position {document['position']:,} samples, next step {document['step']:,}"
     if starts:
         first = max(0, len(starts) - 5)
         began = ", ".join(f"{epoch} at step {starts[epoch]:,}" for epoch in range(first, len(starts)))
@@ -149,7 +149,8 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
         what += [
             f"weights {_escaped(str(weights))} from draw {draw:,} on" for draw, weights in change.get("reweight", ())
         ]
-        yield f"  step {change['step']:,}, epoch {change['epoch']}, position {change['position']:,}: {', '.join(what)}"
+        place = f"epoch {change['epoch']}, position {change['position']:,} samples"
+        yield f"  step {change['step']:,}, {place}: {', '.join(what)}"
 
 
 def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--step must be one that the run has, got {step}: its record begins behind it") from None
     if options.rank is not None and options.rank >= len(ranks):
         raise ValueError(f"--rank must be 0 to {len(ranks) - 1}, the ranks of step {step}, got {options.rank}")
-    rows = rows_of_step(step, ranks, data)
+    rows = rows_of_step(step, ranks, data, sizes)
     rows = [row for row in rows if options.rank in (None, row["rank"])]
     document = {
         "step": step,

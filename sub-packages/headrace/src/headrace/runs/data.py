@@ -121,8 +121,8 @@ def _names(parts: Sequence[Any]) -> set[str]:
     return set.intersection(*each)
 
 
-def rows_of_step(step: int, ranks: Sequence[Sequence[Any]], data: Any) -> list[dict[str, Any]]:
-    """A row for each sample of each rank; as `ResumableLoader.samples_of_step`, with the range of a piece."""
+def rows_of_step(step: int, ranks: Sequence[Sequence[Any]], data: Any, sizes: Any = None) -> list[dict[str, Any]]:
+    """A row for each sample of each rank; as `ResumableLoader.samples_of_step`, with sizes, and ranges of pieces."""
     rows = []
     for rank, keys in enumerate(ranks):
         for key in keys:
@@ -133,6 +133,8 @@ def rows_of_step(step: int, ranks: Sequence[Sequence[Any]], data: Any) -> list[d
                 from headrace.webdatamodule.loading.concat_shards import sample_place
 
                 row |= sample_place(data, int(key))
+            if sizes is not None:
+                row["size"] = sizes[int(key)].tolist()
             rows.append(row)
     return rows
 
