@@ -1080,8 +1080,10 @@ def _refuse_beside_tokens(options: Options, tail: Tail) -> None:
     """Refuse options that mean nothing where optimizer steps are packed by their tokens."""
     allowed = "stratified" if options.batch_cost.name == "sum" else "bucketed"
     if options.strategy != allowed:
+        kind = "cost='sum'" if allowed == "stratified" else "padded batches"
+        cure = ", or cost='padded'" if options.strategy == "bucketed" else ""
         raise ValueError(
-            f"strategy must be {allowed!r} for this cost with tokens_per_step, got {options.strategy!r}: the "
+            f"strategy must be {allowed!r} for {kind} with tokens_per_step{cure}, got {options.strategy!r}: the "
             "samples of a step come in the order of the list, and are packed for all ranks together"
         )
     if tail == "pad":
