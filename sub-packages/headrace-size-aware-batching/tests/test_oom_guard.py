@@ -291,6 +291,9 @@ def test_the_budget_shrinks_at_the_second_event_which_is_logged_with_its_sizes(
     assert guard.budget == 0.95 * 32
     assert [(event.samples, event.budget) for event in guard.events] == [(32, np.inf), (32, 0.95 * 32)]
     assert "ran out of memory in the forward with 32 samples (32 samples, largest 24, sum 768)" in caplog.text
+    first, second = (record.message for record in caplog.records)
+    assert "; still no budget: a second such step within 100 steps sets one: CUDA error" in first
+    assert "; the budget is now 30.4: CUDA error" in second
     assert_equal(model, unsplit())
 
 

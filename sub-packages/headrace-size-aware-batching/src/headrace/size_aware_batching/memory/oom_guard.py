@@ -715,9 +715,12 @@ class OOMGuard:
             sizes = batch_shapes(part) if self.sizes_of is None else describe(self.sizes_of(part))
         event = OOMEvent(self.steps, phase, samples, sizes, self.budget, failed)
         self.events.append(event)
+        budget = f"the budget is now {event.budget:g}"
+        if math.isinf(event.budget):
+            budget = f"still no budget: a second such step within {self._budget.window} steps sets one"
         _LOGGER.warning(
-            "step %d ran out of memory in the %s with %s samples (%s); the budget is now %g: %s",
-            *(event.step, event.phase, event.samples, event.sizes, event.budget, event.error),
+            "step %d ran out of memory in the %s with %s samples (%s); %s: %s",
+            *(event.step, event.phase, event.samples, event.sizes, budget, event.error),
         )
 
     def _name_of(self, batch: Any, position: int, failed: str) -> str:
