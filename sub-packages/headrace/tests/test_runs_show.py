@@ -390,6 +390,7 @@ def test_what_is_no_state_is_said(tmp_path: Path, command: Command) -> None:
         (["empty.pt", "--step", 0, "--num-replicas", 2], 2, "--step must be one that the run has, got 0"),
         (["empty.pt", "--step", -1], 2, "--step"),
         (["empty.pt", "--step", "x"], 2, "got 'x'"),
+        (["empty.pt", "--data", "a.tar", "b.tar"], 2, "unrecognized arguments: b.tar (quote a pattern of tars)"),
         (["empty.pt", "--rank", 1], 2, "--rank goes with --step"),
         (["empty.pt", "--step", 1, "--export", "x"], 2, "--export goes with --data"),
     ):

@@ -33,7 +33,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        _say("error", message)
+        expanded = message.startswith("unrecognized arguments") and message.endswith(".tar")  # by the shell
+        _say("error", message + " (quote a pattern of tars)" * expanded)
         self.exit(INPUT)
 
 
