@@ -104,7 +104,7 @@ def served(folder: Path, latency: float) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as made:
         program, source = Path(made) / "range_server", Path(__file__).with_name("range_server.c")
         subprocess.run([compiler, "-O2", "-pthread", "-o", program, source], check=True)
-        command = [program, folder, *map(str, (latency, RATE, OWN_RATE))]
+        command = [str(program), str(folder), *map(str, (latency, RATE, OWN_RATE))]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             yield f"http://127.0.0.1:{server.stdout.readline().strip()}"

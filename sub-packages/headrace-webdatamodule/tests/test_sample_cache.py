@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from itertools import chain, pairwise
 from pathlib import Path
@@ -256,6 +257,21 @@ def test_sets_of_one_process_share_the_room(own_site: Site, tmp_path: Path) -> N
     assert sizes[1] == sizes[2]
 
 
+def test_a_full_cache_has_no_room_for_a_table_either(own_site: Site, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_tars([(f"o{i:03d}", {"json": b"[%d]" % i}) for i in range(40)], other, n_shards=2)
+    index_shards(other)
+    with served(other) as second:
+        cache = tmp_path / "cache"
+        limit = room_for(own_site, 1) + (other / "manifest.hrs").stat().st_size + 100  # a table of 40 takes 328
+        first, last = (IndexedShards(remote(one, cache, cache_bytes=limit)) for one in (own_site, second))
+        last.find("o000")  # its indexes are kept
+        for dataset in (first, last):
+            assert numbers(dataset.__getitems__(range(len(dataset)))) == list(range(len(dataset)))
+            dataset.close()
+        assert limit - 328 < nbytes(cache) <= limit
+
+
 def test_samples_and_shards_of_earlier_runs_make_room(own_site: Site, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", room_for(own_site, 1.0)
     earlier = tmp_path / "earlier"
@@ -354,6 +370,30 @@ def test_a_flipped_byte_anywhere_costs_one_sample(site: Site, tmp_path: Path) ->
         dataset.close()
     assert costly > 0.9 * len(places)
     check_mended(site, cache, samples)
+
+
+def test_what_is_damaged_after_it_was_planned_is_fetched_together(site: Site, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    dataset = IndexedShards(remote(site, cache))
+    batch = list(range(14))
+    samples = dataset.__getitems__(batch)
+    dataset.close()
+    dataset._look_ahead([[*batch, 14]], anew=True)  # the last one is fetched, of the same shard
+    ahead = dataset._ahead
+    assert ahead is not None
+    until(lambda: ahead.held > 0 and ahead._batches[0].parts is not None)
+    [log] = logs(cache)
+    noise(log)
+    site.faults.asked.clear()
+    assert dataset.__getitems__([*batch, 14])[:-1] == samples
+    assert 1 <= len(tars(site)) <= 3  # not one for each member
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def cut(path: Path) -> None:
