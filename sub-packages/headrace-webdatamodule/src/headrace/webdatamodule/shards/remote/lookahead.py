@@ -21,6 +21,7 @@ WASTE = 0.02  # bytes fetched and not used, of those that are wanted
 _ADJACENT = 2 * BLOCK
 _MOST = 4 << 20  # bytes of a request that merges several members
 _AT_ONCE = 8  # batches; with 64 small samples each three keep a processor busy, with fewer samples more
+_LITTLE = 4 << 20  # bytes that are on their way at the same time without keeping the first batch waiting
 _NAME = "look-ahead"
 Wanted = Mapping[int, Sequence[Span]]  # ranges of shards, by the number of the shard
 Parts = Mapping[int, KnownParts]
@@ -71,7 +72,8 @@ class LookAhead:
         self._batches: deque[_Batch] = deque()  # announced and not taken
         self._dropped: list[_Batch] = []  # whose requests are under way still
         self._used: _Batch | None = None  # taken last
-        self._at_once = 1  # doubled by each batch that comes, so that the first one has the server for itself
+        self._at_once = 1  # doubled by each batch that comes, so that a large first one has the server for itself
+        self._failed = False  # the last batch, so that the next one is asked for alone
         self._planning = self._waiting = False
 
     @property
@@ -133,8 +135,10 @@ class LookAhead:
         return batch if batch is None or batch.stage is _Stage.ANNOUNCED or self._fits(batch) else None
 
     def _fits(self, batch: _Batch) -> bool:
-        running = sum(one.stage is _Stage.FETCHING for one in (*self._batches, *self._dropped))
-        return running < self._at_once and self.held + batch.nbytes <= self._limit
+        running = [one.nbytes for one in (*self._batches, *self._dropped) if one.stage is _Stage.FETCHING]
+        little = not self._failed and sum(running) + batch.nbytes <= _LITTLE
+        at_once = _AT_ONCE if little else self._at_once
+        return len(running) < at_once and self.held + batch.nbytes <= self._limit
 
     def _prepare(self) -> None:
         while True:
@@ -176,6 +180,7 @@ class LookAhead:
             else:
                 batch.parts = parts
             batch.stage = _Stage.FAILED if parts is None else _Stage.FETCHED
+            self._failed = parts is None
             self._at_once = 1 if parts is None else min(_AT_ONCE, 2 * self._at_once)
             self._changed.notify_all()
             if self._waiting:
