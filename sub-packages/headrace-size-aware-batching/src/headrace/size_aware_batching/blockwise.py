@@ -88,7 +88,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
 
     **Order.** Random on two levels: blocks come in another order in every epoch, and the samples of a block are
     shuffled as those of an epoch are. The shards of a block are a random choice of all shards, and the same in every
-    epoch: samples of two blocks share no batch, but in the last step of an epoch.
+    epoch: samples of two blocks share no batch, except in the last step of an epoch.
 
     **Epochs, resuming, steps.** As in `DistributedSizeAwareBatchSampler`: ``set_epoch(e)`` chooses the epoch,
     ``state_dict()`` is the position of the latest iteration, and ``load_state_dict(state)`` resumes there, at any world
@@ -96,14 +96,15 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
     block.
 
     **Length.** ``len()`` is exact, and depends on all sizes: the first call reads them once, a block at a time. With
-    ``"stratified"``, ``"bucketed"`` and ``"packed"`` and whole sizes below 65,536 of one column they are only counted,
-    else each block is planned. The result holds for all epochs, with a shuffled ``"sequential"`` for one.
-    With ``plan_cache`` ranks share the work. ``remaining`` needs the blocks that are left. Iterating needs neither.
+    ``"stratified"``, ``"bucketed"`` and ``"packed"`` and whole sizes below 65,536 of one column, the sizes are only
+    counted; otherwise each block is planned. The result holds for all epochs, but with a shuffled ``"sequential"`` for
+    one epoch. With ``plan_cache`` ranks share the work. ``remaining`` needs the blocks that are left. Iterating needs
+    neither.
 
     **What it does not have.** `DistributedSizeAwareBatchSampler` also takes ``sampler``, ``shapes``, ``curriculum``,
     ``work``, ``tokens_per_step``, ``accumulate`` and ``oversize="split"``, changes in the middle of a
     run (``exclude``, ``skip``, ``reshard``, ``accept=``), and has ``plan``, ``report``, ``batch`` and
-    ``worst_batches``. Here none of these can be given: they need all sizes at once, or are not there yet. Shards cannot
+    ``worst_batches``. None of these exist here: they need all sizes at once, or are not implemented yet. Shards cannot
     be appended in the middle of a run.
 
     Args:
@@ -116,7 +117,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         block: Samples of a block, about: whole shards, at most the longest shard more than this. A process holds some 8
             bytes for each of them while it plans. More samples give a better shuffle.
         strategy: As in `DistributedSizeAwareBatchSampler`, within a block.
-        cost: Likewise. Of a function states hold only that it is one.
+        cost: Likewise. If it is a function, states record only that.
         shuffle: Whether every epoch is another one. Without it the shards come in their order, and with
             ``"sequential"`` the samples, too.
         seed: Key of all randomness, 0 to 2**64 - 1.
@@ -126,18 +127,18 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error when its block is planned
             (the default), ``"skip"`` the sample, with a warning for each block, or give it its ``"own_batch"``, over
             the budget.
-        tail: Policy for the last batches of an epoch, as in `DistributedSizeAwareBatchSampler`. Where nearly every
-            batch has one sample, ``"split"`` reads on to the end of the epoch before the first batch: give ``"pad"``.
+        tail: Policy for the last batches of an epoch, as in `DistributedSizeAwareBatchSampler`. If nearly every batch
+            has a single sample, ``"split"`` reads to the end of the epoch before the first batch: use ``"pad"`` then.
         num_replicas: Number of data-parallel ranks, by default that of ``torch.distributed``.
         rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks.
         max_length: Sizes count as at most this; the collate function has to cut the samples.
         window: Samples that are planned together.
         balanced_ranks: Number of ranks for which steps have equal work, as in `DistributedSizeAwareBatchSampler`.
-            Groups begin in each block, and some steps straddle two: give a multiple of your number of ranks.
-        plan_cache: Directory in which the number of batches of each block is noted, so that all ranks and later runs
-            share the counting for ``len()``: each begins with other blocks and takes over what others have noted. Best
-            on a file system that all nodes share. Not for a shuffled ``"sequential"``. None: every process counts all.
+            Groups restart in each block, so some steps straddle two groups: give a multiple of your number of ranks.
+        plan_cache: Directory that records the number of batches of each block. All ranks and later runs then share the
+            counting for ``len()``: each begins with other blocks, and reuses the counts of the others. Best on a file
+            system that all nodes share. Not for a shuffled ``"sequential"``. None: every process counts all.
 
     Attributes:
         n_samples: Number of samples of the dataset.

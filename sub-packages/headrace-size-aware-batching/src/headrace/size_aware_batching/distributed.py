@@ -89,8 +89,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     the batch ``s * num_replicas + r`` of that list: the world size only decides who reads what. Any position is
     found without planning what comes before it.
 
-    Of the arguments one usually needs four: ``sizes``, ``max_total_size``, and for batches that are padded ``strategy``
-    and ``cost``. The others have defaults that suit.
+    Usually four arguments are enough: ``sizes`` and ``max_total_size``, and for padded batches ``strategy`` and
+    ``cost``.
 
     **Epochs.** ``set_epoch(e)`` chooses the epoch. Iterating again without it gives the same epoch again, from its
     beginning, after a complete iteration as well as after a ``break``. Only a ``sampler`` without ``set_epoch`` and
@@ -99,9 +99,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
 
     **Resuming.** ``state_dict()`` is the position of the latest iteration, at any moment; ``plan()``, ``report()``,
     ``batch()``, ``len()`` and ``remaining`` do not move it. ``load_state_dict(state)`` resumes there, at any world
-    size, and ``set_epoch`` of the same epoch keeps the position. Where ``set_epoch(e)`` came first and was not iterated
-    yet, a state of an older epoch is overruled: epoch e starts at its beginning. (torchdata's ``StatefulDataLoader``
-    loads its state only when it is iterated.)
+    size, and ``set_epoch`` of the same epoch keeps the position. If ``set_epoch(e)`` was called before and epoch e has
+    not been iterated yet, a state of an older epoch is ignored: epoch e starts at its beginning. (torchdata's
+    ``StatefulDataLoader`` loads its state only when it is iterated.)
 
     **Changes in a run.** A state also holds a short record of the run: the step at which each epoch began, and each
     change since. ``step(n)`` returns the samples of any past or coming step. A run can change in the middle of an
@@ -114,17 +114,17 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     world size; `optimizer_steps` gives a loop the micro-batches of each. A state saved inside an optimizer step also
     records how that step was packed (``inside_step``). A resume delivers the rest of the step, packed for its ranks.
 
-    **Long samples.** With ``oversize="split"`` a sample over the budget, or longer than ``max_length``, is cut: into
-    pieces of the largest size that is within both, and a rest. Pieces are planned as samples are: shuffled, balanced,
-    counted by positions, steps and figures. Batches hold an int for a whole sample and a `Piece` for each piece. Give
-    the loader a `SplitDataset`: it reads both, and stores the start of each piece in its sample. `PackedCollate` counts
-    positions from there.
+    **Long samples.** With ``oversize="split"`` a sample over the budget, or longer than ``max_length``, is cut into
+    pieces of the largest size within both limits, and a remainder. Pieces are planned as samples are: shuffled,
+    balanced, counted by positions, steps and figures. Batches hold an int for a whole sample and a `Piece` for each
+    piece. Give the loader a `SplitDataset`: it reads both, and stores the start of each piece in its sample.
+    `PackedCollate` counts positions from there.
 
     Args:
         sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
             k budgets, the nodes and edges of graphs for example), or a dataset with ``sizes`` or
-            ``num_tokens(index)``. What can be written to is copied, so that a later change moves no budget; a
-            read-only array, such as a memory map of ``mmap_mode="r"``, is not.
+            ``num_tokens(index)``. Writable arrays are copied, so that later changes to them have no effect; a read-only
+            array, such as a memory map of ``mmap_mode="r"``, is not copied.
         max_total_size: Budget of a batch, in the unit of the cost; for sizes of shape ``[n, k]`` a sequence of k.
         strategy: ``"stratified"``: random batches of nearly equal sum and count. ``"sequential"``: the samples in
             the order of the sampler or of the shuffle (``shuffle=False`` for the dataset's); a batch ends where the
@@ -132,12 +132,12 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             (LPT) balancing with short shuffles, repaired by swaps, for packed attention; fuller and less random.
         cost: ``"sum"`` of the sizes, the default; ``"padded"``, count times largest, for batches that are padded; or
             ``f(n, largest)`` in any unit, which must not fall when n or the largest size grows. ``"bucketed"`` without
-            it warns: batches of that sum exceed the budget when they are padded.
-        sampler: Order of the samples, the same on every rank; an index may come repeatedly. One that has
-            ``take(start, stop)`` is asked only for the windows that are needed. None for the order that ``shuffle``
-            and ``seed`` give. Leave its ``num_replicas`` and ``rank`` at those of this sampler, or at 1 and 0. States
-            hold its ``epoch_fingerprint(epoch)``, or its ``fingerprint``.
-        shuffle: Whether every epoch is another one. Without it, and without a ``sampler``, every epoch is the same;
+            ``cost`` gives a warning: batches filled by the sum exceed the budget when they are padded.
+        sampler: Order of the samples, the same on every rank; indices may repeat. If it has ``take(start, stop)``, only
+            the windows that are needed are read. None: the order by ``shuffle`` and ``seed``. Set its
+            ``num_replicas`` and ``rank`` to those of this sampler, or to 1 and 0. States hold its
+            ``epoch_fingerprint(epoch)``, or its ``fingerprint``.
+        shuffle: Whether every epoch has another order. Otherwise, and without a ``sampler``, all epochs are the same;
             only ``"sequential"`` keeps the order of the samples.
         seed: Key of all randomness, 0 to 2**64 - 1.
         max_items: Largest number of samples in a batch.
@@ -145,40 +145,42 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             ``"sequential"``; the last batch of a window may not).
         length_multiple: The length of a batch is rounded up to a multiple of this; not with ``cost="sum"``.
         shapes: Largest number of distinct (count, length) shapes that batches are padded to, the same in all epochs and
-            on all ranks, for ``torch.compile`` and CUDA graphs. They are chosen to waste least and are in `shapes`:
-            give that to `PaddedCollate`, which pads to them. Or these shapes themselves, such as those that
-            `fit_shapes` has measured: a sequence of (count, length). For ``"bucketed"`` batches that are padded, whole
-            sizes of shape ``[n]``, and not with ``oversize="own_batch"``. None: as many as come.
+            on all ranks, for ``torch.compile`` and CUDA graphs. They are chosen for the least padding; pass the
+            attribute `shapes` to `PaddedCollate`, which pads to them. Or the shapes themselves, a sequence of (count,
+            length), such as those that `fit_shapes` measured. Only for padded ``"bucketed"`` batches and whole sizes of
+            shape ``[n]``, and not with ``oversize="own_batch"``. None: no limit.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
             default here), ``"skip"`` the sample, give it its ``"own_batch"``, over the budget (samples of size 0 may
             share it), or ``"split"`` it into pieces, nothing lost (whole sizes of shape ``[n]``; its ``work`` is split
             by size; of a ``sampler`` the whole epoch is read). These samples are in ``oversize_indices`` and in the
             report.
         tail: Policy for a number of batches that the world size does not divide: ``"split"`` the last ones into smaller
-            ones of like work (halves for ``"sequential"``, ``batch_size_multiple``, padded columns, padded ``work``),
-            ``"pad"`` by repeats, or ``"drop"`` them. Too few samples to split are repeated; a warning names them.
+            ones of similar work (halves for ``"sequential"``, ``batch_size_multiple``, padded columns, padded
+            ``work``), ``"pad"`` by repeats, or ``"drop"`` them. Too few samples to split are repeated; a warning names
+            them.
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
             begins or ``len()`` is asked for, so that the sampler may be built before the process group.
-        rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for what distributes
-            batches itself, such as accelerate's ``prepare``. ``tail="split"`` then halves the longest of the last ones.
+        rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for code that
+            distributes batches itself, such as accelerate's ``prepare``. ``tail="split"`` then halves the longest of
+            the last ones.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
         max_length: Sizes count as at most this; the collate function has to cut the samples. For sizes of shape
             ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``. With
             ``oversize="split"`` the longest piece, such as the context of a model: nothing is cut off.
         curriculum: Number of steps, since the beginning of epoch 0, in which short samples come first: after a share t
-            of them, any of the ``sqrt(t)`` shortest may come (by ``work``), then all. Every epoch has all samples, the
-            long ones that wait later. Optimizer steps with ``tokens_per_step``, else batches of a rank; states then
-            hold ``curriculum_ranks``, the number of ranks in epoch 0, so that another world size resumes exactly. Not
-            for ``"sequential"``, and with ``shuffle``, without ``sampler``.
+            of them, any of the ``sqrt(t)`` shortest may come (by ``work``), then all. Every epoch has all samples;
+            those that have to wait come later in it. Optimizer steps with ``tokens_per_step``, else batches of a rank;
+            states then hold ``curriculum_ranks``, the number of ranks in epoch 0, so that another world size resumes
+            exactly. Not for ``"sequential"``, and with ``shuffle``, without ``sampler``.
         window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
             default a length that suits the strategy.
-        balanced_ranks: Number of ranks for which steps have equal work; on its divisors, too. So many batches of like
-            work follow one another, and these groups come in random order: the fewer, the less alike are successive
-            steps. Your number of ranks is the fewest that keeps steps balanced; with 1 all batches come in random
-            order. An epoch of few batches takes a divisor. With a ``sampler`` or ``shuffle=False`` groups begin in each
-            window, and some steps straddle two: give a multiple. Not for ``"sequential"``, nor with
-            ``tokens_per_step``.
+        balanced_ranks: Number of ranks for which steps have equal work; steps are also balanced on its divisors. This
+            many batches of similar work form a group, and the groups come in random order: the smaller they are, the
+            less alike are successive steps. Your number of ranks is the smallest value that keeps steps balanced; with
+            1, all batches come in random order. An epoch of few batches uses a divisor. With a ``sampler`` or
+            ``shuffle=False``, groups restart in each window, so some steps straddle two groups: give a multiple of your
+            number of ranks. Not for ``"sequential"``, nor with ``tokens_per_step``.
         work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
             batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
         tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), on all ranks and
@@ -191,13 +193,13 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         plan_cache: Directory in which the samples sorted by size are kept, so that the ranks of a node and later runs
             share them instead of sorting. The batches are the same with and without it. For whole sizes below 2**20 of
             shape ``[n]``, and strategies that sort; best with ``sizes`` from ``numpy.load(..., mmap_mode="r")``, or
-            the name of a column as ``sizes`` of a data module. Elsewhere it has no effect, which is a warning. None:
+            the name of a column as ``sizes`` of a data module. Otherwise it has no effect, and a warning says so. None:
             every process sorts.
 
     Attributes:
-        draws: For each sample of the latest batch a number that tells it from others of the same sample in the epoch,
-            the same at any world size and after a resume; None without ``sampler``, when no sample comes twice. A
-            loader gives repeated samples other random numbers by it.
+        draws: For each sample of the latest batch, a number that distinguishes it from repeats of the same sample in
+            the epoch; the same at any world size and after a resume. A loader uses it to give repeats other random
+            numbers. None without ``sampler``, because then no sample comes twice.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -362,7 +364,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def accumulation(self) -> NDArray[np.int64] | None:
         """Micro-batches of each optimizer step of the latest iteration, from where it began; their sum is its batches.
 
-        Of the next iteration where a state was loaded, or another epoch chosen, since the latest one. None without
+        If a state was loaded or another epoch chosen since then, those of the next iteration. None without
         ``tokens_per_step``.
         """
         self._steps_asked = True
@@ -376,8 +378,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def optimizer_steps(self, loader: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each optimizer step, taken from a loader of this sampler.
 
-        Whatever its workers have read ahead. A checkpoint that is saved between two of these lists begins with a new
-        step.
+        Prefetching by the loader's workers does not matter. A checkpoint that is saved between two of these lists
+        begins with a new step.
 
         Args:
             loader: Gives the batches of this sampler in order: a ``DataLoader``, a ``ResumableLoader``, the sampler.
@@ -683,8 +685,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[Any]]:
         """Return the k most expensive batches of an epoch, over all ranks, the most expensive first.
 
-        By the share of the budget that they take. If a run can run out of memory in this epoch, it does so on one of
-        these: `run_worst_batches` tries them before the training.
+        Batches are compared by the share of the budget that they take. If a run can run out of memory in this epoch, it
+        does so on one of these: `run_worst_batches` tries them before the training.
 
         Args:
             k: How many.
@@ -729,15 +731,15 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def load_state_dict(self, state: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
 
-        A state of an older epoch than one that was set and not iterated yet changes nothing: ``set_epoch`` wins.
+        If ``set_epoch`` chose a later epoch that was not iterated yet, the state is ignored.
 
         Args:
             state: The result of ``state_dict()``.
             accept: What may differ from the run that saved it: names of arguments, such as ``{"max_total_size"}``, and
                 ``"data"`` for samples that were appended. Everything that the epoch has not delivered is then planned
-                anew, with these arguments; what ``tail="drop"`` has left out at the end of an epoch stays out of it. A
-                ``cost`` that is a function, ``work`` and sizes that changed cannot be accepted, and a ``sampler``, a
-                ``curriculum`` or ``tokens_per_step`` only at the beginning of an epoch.
+                anew, with these arguments; samples that ``tail="drop"`` has dropped at the end of an epoch stay
+                dropped. A ``cost`` that is a function, ``work`` and sizes that changed cannot be accepted, and a
+                ``sampler``, a ``curriculum`` or ``tokens_per_step`` only at the beginning of an epoch.
 
         Raises:
             TypeError: If it is not a mapping.

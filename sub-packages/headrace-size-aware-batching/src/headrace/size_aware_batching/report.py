@@ -135,16 +135,16 @@ class PlanReport:
             of them.
         oversize: Samples that exceed a budget by themselves; with ``oversize="split"`` those that are cut.
         skipped: Number of these that are left out.
-        co_occurrence: How many times as often as by chance two samples that share a batch share one in another
-            epoch, too; 1 is as random as can be. NaN where the plan was not compared with that of another epoch.
+        co_occurrence: How often, relative to chance, two samples that share a batch also share one in another epoch; 1
+            is fully random. NaN if the plan was not compared with that of another epoch.
         shapes: Number of distinct (count, length) shapes of the padded batches.
-        shapes_cost: ``padded`` over what it is without the limit ``shapes=``; 1 where there is no limit, NaN where the
+        shapes_cost: ``padded`` relative to its value without the limit ``shapes=``; 1 if there is no limit, NaN if the
             plan was not compared with one without it.
         optimizer_steps: With ``tokens_per_step``: what the optimizer steps hold, else None.
         curriculum: With ``curriculum``: which samples may come in the epoch, else None.
-        autocorrelation: Correlation of the mean size in a step with that in the next one, over whole steps: near 1
-            successive steps hold samples of like sizes, see ``balanced_ranks``; 0 is random. NaN with fewer than three
-            steps, and where all have the same mean.
+        autocorrelation: Correlation between the mean sizes of successive whole steps: near 1, successive steps hold
+            samples of similar size, see ``balanced_ranks``; 0 is random. NaN with fewer than three steps, or if all
+            have the same mean.
     """
 
     batches: int

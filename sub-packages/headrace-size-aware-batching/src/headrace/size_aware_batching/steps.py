@@ -58,15 +58,15 @@ class StepReport:
         samples: Number of samples.
         num_replicas: Number of ranks.
         num_micro_batches: Micro-batches of each rank.
-        fewest: A number of them that no plan goes below.
-        budget: Budget of a micro-batch; of several that which is filled most.
+        fewest: A lower bound of this number: no plan has fewer.
+        budget: Budget of a micro-batch; with several, the one that is filled most.
         largest: Largest cost of a micro-batch, against that budget.
         fill: Mean cost of a micro-batch as a share of the budget.
         meet: Where ranks wait for one another.
         lockstep: Sum over the micro-steps of the largest rank's work, over the mean rank's work; of each kind of work.
         totals: Largest rank's work of the whole step, over the mean rank's; likewise.
-        bounds: What ``meet`` asks for is at least this in every plan of as many micro-batches; likewise.
-        repeated: Samples that are there once more, for micro-batches that would be empty.
+        bounds: Lower bounds of what ``meet`` minimises, for all plans with this many micro-batches; likewise.
+        repeated: Samples that are repeated to fill micro-batches that would be empty.
         oversize: Samples that exceed a budget by themselves.
     """
 
@@ -125,8 +125,8 @@ class StepPlan:
     """Who runs what in one optimizer step, made by `plan_step`.
 
     Args:
-        micro_batches: ``micro_batches[rank][k]`` are the samples of a rank's micro-batch k, ascending; as many on every
-            rank, none empty. Micro-step 0 has most work.
+        micro_batches: ``micro_batches[rank][k]`` are the samples of a rank's micro-batch k, ascending. Every rank has
+            the same number of micro-batches, and none is empty. Micro-step 0 has most work.
         starts: Where each of them begins in its sample, likewise: 0, unless ``oversize="split"`` cut it.
         lengths: How much of its sample it is, likewise: its size, shape ``[samples]`` or ``[samples, k]``.
         contexts: How many ranks run a micro-batch together, shape ``[ranks, k]``: 1, unless ``contexts`` allowed more.
@@ -138,11 +138,11 @@ class StepPlan:
         imbalances: For each kind what was minimised, over the mean rank's work; 1 is perfect. With
             ``meet="micro_batch"`` the sum over the micro-steps of the largest rank's work, with ``"step"`` the largest
             rank's work of the whole step.
-        bounds: For each kind what no plan of as many micro-batches goes below, see `plan_step`.
+        bounds: For each kind, a lower bound for all plans with this many micro-batches, see `plan_step`.
         fewest: No plan has fewer micro-batches on each rank.
         restore: Permutation that puts outputs back: with all outputs joined rank by rank and micro-batch by
             micro-batch, ``joined[restore]`` is in the order of ``sizes``; pieces of a sample follow one another.
-        repeated: Samples that are there once more (``pad=True``), an entry for each time.
+        repeated: Samples that are repeated (``pad=True``), one entry per repeat.
         oversize: Samples that exceed a budget by themselves.
         budget: Budgets of a micro-batch.
         meet: Where ranks wait for one another.

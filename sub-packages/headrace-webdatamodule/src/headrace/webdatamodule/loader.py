@@ -88,8 +88,8 @@ class ResumableLoader(EpochLoader):
             of which `int()` makes the sample's index, such as pieces of long samples. With `state_dict` and
             `load_state_dict` it can resume, and with `remaining` also on another number of ranks; otherwise its batches
             are counted. Or a function of `num_replicas` and `rank` that returns a batch sampler, called when the ranks
-            change between epochs. One that repeats samples may tell their `draws`, a number for each sample of its
-            latest batch; with `seed_per="sample"` these decide, too.
+            change between epochs. A batch sampler that repeats samples may have an attribute `draws`, a number for each
+            sample of its latest batch; with `seed_per="sample"` the random numbers depend on it, too.
         collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
         num_workers: Number of worker processes; they persist across epochs.
         prefetch_factor: Batches that each worker prefetches; None: 2.
@@ -233,7 +233,7 @@ class ResumableLoader(EpochLoader):
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler; of a factory the present one."""
+        """The batch sampler; with a factory, the current one."""
         return self._batches() if self._shown_batch_sampler is None else self._shown_batch_sampler
 
     @batch_sampler.setter
@@ -446,16 +446,16 @@ class ResumableLoader(EpochLoader):
         """Change the weights of the mixture from here on; call it on every rank at the same step.
 
         For a batch sampler whose `sampler` is a `WeightedDistributedSampler`. The new weights begin at the next draw
-        that is a multiple of 1,024 and in no window of batches that has begun. Passes over the sources go on unbroken,
-        and shares are exact before and after. Every state that is saved afterwards has the change: the mixture of a
-        resumed run is made with the weights of the beginning, as before.
+        that is a multiple of 1,024 and in no window of batches that has begun. Passes over the sources continue, and
+        shares are exact before and after. Every state that is saved afterwards holds the change: construct the mixture
+        of a resumed run with the weights that the run began with.
 
         Args:
             weights: As the mixture was given them, for the same sources.
 
         Returns:
-            That draw, counted over all epochs and ranks, and the step of the run (see `run_steps`) from which on it is
-            felt.
+            The draw where the new weights begin, counted over all epochs and ranks, and the first step of the run that
+            they affect (see `run_steps`).
 
         Raises:
             TypeError: The batch sampler has no mixture, or a weight has the wrong type.

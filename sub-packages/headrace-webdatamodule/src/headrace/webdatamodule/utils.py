@@ -38,8 +38,8 @@ def pickles_to_tars(
         func_output_data: Makes a sample of its key and {suffix: bytes}: a dictionary of "__key__" and {member key:
             bytes}. None keeps the bytes under their suffixes. With a function, shards are always written anew.
         min_num_shards: Number of shards, but not more than samples. None: 16, or as many as keep shards below 256 MiB.
-        bytes_per_pack: As of `write_shards`: small samples together in members of at most so many bytes, which only
-            headrace reads as samples.
+        bytes_per_pack: As in `write_shards`: packs of small samples, with at most this many bytes of data. Only
+            headrace finds the samples in them.
 
     Raises:
         FileNotFoundError: Files are missing; raised before anything is written.

@@ -80,12 +80,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     """Mix the sources of one dataset by weight and distribute the samples over data-parallel ranks.
 
     All ranks read one global sequence: of every ``W`` samples in a row each of the ``W`` ranks takes one. They are
-    dealt by source, from another rank on in each step, so that each rank sees the mixture too. The sequence is endless
-    and a pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows its share
-    to within about one and a half draws at every position, so it is within three draws over any stretch. Each source is
-    drawn without replacement, with a new shuffle for each pass. Passes continue across epochs: ratio 0.25 covers a
-    source in four epochs, and 2.0 draws each sample exactly twice per epoch. Any position is computed alone, so memory
-    and the time to the first sample do not grow with the epoch.
+    distributed by source, starting from another rank in each step, so that each rank sees the mixture too. The sequence
+    is endless and a pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows
+    its share to within about one and a half draws at every position, so it is within three draws over any stretch. Each
+    source is drawn without replacement, with a new shuffle for each pass. Passes continue across epochs: ratio 0.25
+    covers a source in four epochs, and 2.0 draws each sample exactly twice per epoch. Any position is computed alone,
+    so memory and the time to the first sample do not grow with the epoch.
 
     Every rank gets the same number of samples. The last step is padded from the beginning of the epoch's sequence, or
     dropped: ``padded()`` and ``dropped()`` return those samples.
@@ -136,10 +136,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             not all 0 in a source that is drawn. Fractions are kept to a billionth of the longest sample.
         stopping: ``"endless"``: sources repeat. ``"drop_exhausted"``: each sample comes once per epoch; an exhausted
             source is dropped for the rest of the epoch, and the others keep their proportions.
-        max_passes: ``{source: passes}``, with the keys of the weights: a source whose every sample was drawn so often,
-            counted from epoch 0, leaves the mixture, and the others share its weight in proportion. The positions are
-            known beforehand: ``report()`` lists them and ``plot()`` draws the shares. With ``per="token"`` the sampler
-            cumulates the sizes up to the last of these positions when it is constructed.
+        max_passes: ``{source: passes}``, with the keys of the weights: a source leaves the mixture once each of its
+            samples was drawn this often, counted from epoch 0, and the others share its weight in proportion. The
+            positions are known beforehand: ``report()`` lists them and ``plot()`` draws the shares. With
+            ``per="token"`` the sampler cumulates the sizes up to the last of these positions when it is constructed.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument has the wrong type.
@@ -341,8 +341,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
         Args:
             weights: As at construction, for the same sources.
-            position: Of the endless sequence: samples of all ranks and epochs. By default the first one that is not
-                taken: in a running iteration behind the samples that it has yielded, with batch samplers behind what
+            position: Of the endless sequence: samples of all ranks and epochs. By default the first position not taken
+                yet: in a running iteration after the samples that it has yielded, with batch samplers after those that
                 ``take`` has returned. Loaders with workers have read ahead of the training by then.
 
         Returns:

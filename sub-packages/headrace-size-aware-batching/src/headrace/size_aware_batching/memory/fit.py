@@ -81,8 +81,8 @@ def fit_budget(
             waits for another one that ran out of memory; ranks of sharded models (FSDP) do wait.
         optimizer: The optimizer of ``step``, or several.
         features: As for `BatchMemoryModel`. By default the measurements choose between ``n*L`` and ``n*L^2`` (padded
-            batches), ``S`` and ``S^2``, and ``S`` and ``n`` (packed ones); ``report()`` and the log say how well each
-            follows them.
+            batches), ``S`` and ``S^2``, and ``S`` and ``n`` (packed ones); ``report()`` and the log show the error of
+            each.
         coverage: As for `BatchMemoryModel`; 0.99 needs ``calibration=99``.
         calibration: Number of batches of an epoch to measure.
         memory: As for `BatchMemoryModel`.

@@ -296,10 +296,10 @@ class BatchMemoryModel:
     def sample_costs(
         self, sizes: Any, budget_bytes: float, *, extrapolate: bool = False
     ) -> tuple[NDArray[Any], float | tuple[float, ...]]:
-        """Return what each sample costs, and the largest sum of them that fits: sizes and budget for ``cost="sum"``.
+        """Return the cost of each sample and the largest sum of costs that fits: sizes and budget for ``cost="sum"``.
 
-        With features of ``S`` alone these are the sizes, and ``max_total``. With ``("S", "n")`` a sample costs
-        ``scale * size + extra``, whole numbers if the sizes are, rounded up by at most a thousandth in the mean.
+        With features of ``S`` alone, these are the sizes and ``max_total``. With ``("S", "n")``, a sample costs
+        ``scale * size + extra``: whole numbers if the sizes are whole, rounded up by at most a thousandth on average.
 
         Args:
             sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.

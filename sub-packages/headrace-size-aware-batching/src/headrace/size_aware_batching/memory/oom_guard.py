@@ -87,11 +87,11 @@ class OOMReport:
     Args:
         steps: Number of steps so far.
         split_steps: Steps that ran in parts.
-        extra_parts: Forward and backward passes that these steps took more than one each.
+        extra_parts: Forward and backward passes of these steps beyond the first of each.
         failed_tries: Tries that ran out of memory and were repeated: the number of events.
         budget: Batches of higher cost are split at once; infinite if there is no budget.
-        alloc_retries: How often the allocator had to release all that it had cached, to go on: each time it waits for
-            the device. Counted on the current CUDA device since the guard was constructed.
+        alloc_retries: How often the allocator had to release its whole cache; each time it waits for the device.
+            Counted on the current CUDA device since the guard was constructed.
     """
 
     steps: int
@@ -132,12 +132,12 @@ class OOMGuard:
     all stay bit-equal. Communication then does not overlap with the backward pass. The loss of a part must not
     communicate: `global_num_tokens`, also on a single rank, and collectives of ``torch.distributed`` raise in it.
 
-    Under FSDP2 (``fully_shard``) the ranks meet in collectives all through a step, so a part that did not fit cannot be
-    repeated. Where one rank runs out of memory, or fails in another way, all ranks raise an error that names the rank,
-    the phase and the sizes. The ranks split batches only beforehand, by ``budget``, all into the same number of parts;
-    that step equals the unsplit one as above. The first update of an optimizer that updates each weight by itself (such
-    as AdamW) is retried. Set the attribute ``checkpoint`` to where the last checkpoint is, for the error. The ranks
-    enter the ``with`` block together, and end each step with a small all-reduce.
+    Under FSDP2 (``fully_shard``) a step is full of collectives, so a part that did not fit cannot be repeated. If one
+    rank runs out of memory or fails otherwise, all ranks raise an error that names the rank, the phase and the sizes.
+    Batches are split only before the step, by ``budget``, on all ranks into the same number of parts; that step equals
+    the unsplit one as above. The first optimizer step is retried if the optimizer updates each weight by itself (such
+    as AdamW). Set the attribute ``checkpoint`` to the place of the last checkpoint, so that the error names it. The
+    ranks enter the ``with`` block together, and end each step with a small all-reduce.
 
     After one event later batches are still tried whole. After a second one within ``window`` steps the ``budget``
     shrinks on all ranks, so that batches of that cost are split at once, until the first event is ``window`` steps ago.
@@ -174,7 +174,7 @@ class OOMGuard:
 
     Raises:
         TypeError: If the model's parameters are sharded by anything but FSDP2 (FSDP1, DeepSpeed), or the optimizer's
-            state is (``ZeroRedundancyOptimizer``), because their ranks work in lockstep.
+            state is sharded (``ZeroRedundancyOptimizer``), because their ranks work in lockstep.
         ValueError: If an argument has a value that is not allowed, BatchNorm is in training mode, or the ranks of a
             process group could not be kept equal: no ``DistributedDataParallel`` or several, one with
             ``static_graph=True`` or a communication hook, trained parameters outside it; or an FSDP2 model that not all

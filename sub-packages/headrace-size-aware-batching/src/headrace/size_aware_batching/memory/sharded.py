@@ -1,10 +1,11 @@
-"""The ranks of a model that FSDP2 shards: where one fails, all raise its error, instead of waiting for it for ever.
+"""Ranks that train one FSDP2 model: if one fails, all raise its error instead of waiting for it forever.
 
-The ranks meet in collectives all through forward and backward, and one that has failed does not come. It writes its
-error to the store of the process group. A thread of each rank looks there. Then:
+Forward and backward are full of collectives, and a rank that has failed does not join them. It writes its error to the
+store of the process group. A thread of each rank polls that store. Then:
 
-- On the CPU (gloo, whose collectives cannot be aborted) a rank waits for a collective in short turns, and stops. The
-  wait for a reduce-scatter takes no timeout, so the ranks meet in a small all-reduce before.
+- On the CPU (gloo, whose collectives cannot be aborted) a rank waits for a collective with short timeouts, again and
+  again, and raises as soon as another rank has failed. A reduce-scatter cannot be waited for with a timeout, so a small
+  all-reduce comes before it.
 - On a GPU (NCCL, where the device waits and not the host) the thread aborts the process groups. An aborted collective
   returns without an error and with part of its result, so each step ends with a check.
 - A rank that waits where neither reaches it, such as in a functional collective on the CPU, ends its process.

@@ -98,7 +98,7 @@ class MemoryCost:
         return math.inf if self.beyond((count, *columns, *values)) is not None else self.factor * self.linear(values)
 
     def is_of_samples(self) -> bool:
-        """Whether the bytes are a sum over the samples: of S and n, so many for a unit of size and for a sample."""
+        """Whether the bytes are a sum over the samples: features S and n, so many per unit of size and per sample."""
         return {term.name for term in self.terms} == {"S", "n"}
 
     def is_of_sums(self) -> bool:

@@ -23,8 +23,8 @@ MOST_PIECES = 2**40  # more are a slip in a unit
 class Piece:
     """A piece of a long sample, in the batches of a sampler with ``oversize="split"``: elements ``start`` to ``stop``.
 
-    Samples that are whole come as ints beside it. It is no index: a dataset that does not know pieces raises an error,
-    and `SplitDataset` makes one of it that does. ``int(piece)`` is the index of the sample.
+    Whole samples come as ints. A piece is not an index: a dataset that does not support pieces raises an error.
+    `SplitDataset` wraps such a dataset, and supports them. ``int(piece)`` is the index of the sample.
 
     Args:
         index: The sample.

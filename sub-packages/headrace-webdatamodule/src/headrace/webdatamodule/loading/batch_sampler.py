@@ -73,8 +73,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         ValueError: A number that is not allowed.
 
     Attributes:
-        draws: For each sample of the latest batch its position in the epoch's order, where that is a `sampler`'s; else
-            None, as no sample comes twice. A loader seeds the random numbers of repeated samples by it.
+        draws: For each sample of the latest batch, its position in the epoch's order by `sampler`; None without a
+            `sampler`, because then no sample comes twice. A loader seeds the random numbers of repeated samples by it.
 
     >>> list(DistributedBatchSampler(5, 2, shuffle=False))
     [[0, 1], [2, 3], [4]]
@@ -236,7 +236,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Resume where a state was taken, at any number of ranks.
 
-        A state of an older epoch than a later `set_epoch` chose is left alone.
+        A state is ignored if a later `set_epoch` chose a newer epoch.
 
         Args:
             state: The result of `state_dict`.
@@ -525,7 +525,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return [ids[begin - low : end - low] for begin, end in shares]
 
     def next_uses(self) -> NextUses | None:
-        """When this node needs samples next, for a cache; None where a sampler gives the order, or not known.
+        """When this node needs samples next, for a cache; None if that is not known, or a `sampler` gives the order.
 
         A single node needs all samples in each epoch: there it makes no difference which of them a cache keeps.
         """

@@ -25,9 +25,9 @@ class BatchSamplerFactory(Protocol):
     """Makes a rank's batches; `functools.partial(DistributedSizeAwareBatchSampler, max_total_size=16384)` is one.
 
     It returns an iterable of lists of indices with a length and, on its own or on its `sampler`, `set_epoch(epoch)`.
-    With `state_dict()`, `load_state_dict(state)` and `remaining`, the batches left of the epoch, it is resumed at any
-    number of ranks. Its state is that behind the last batch that was taken; where it has an "epoch" and a "position",
-    the position is 0 at the beginning of an epoch, and more behind each batch.
+    With `state_dict()`, `load_state_dict(state)` and `remaining`, the number of batches left in the epoch, it resumes
+    on any number of ranks. Its state is that after the last batch that was taken. If the state has an "epoch" and a
+    "position", the position is 0 at the beginning of an epoch, and grows with each batch.
 
     A `functools.partial` that names `num_replicas`, `rank`, `mesh`, `seed` or `sampler` keeps them.
     """

@@ -1,4 +1,4 @@
-"""When a node needs a sample next: known long before, and so what a cache of samples is filled by."""
+"""When a node needs each sample next. This is known long before, so that a cache of samples can evict by it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.shards.reading.local_shards import Upcoming
 
 _WINDOWS = 64  # of an epoch: a cache evicts whole windows
-_LEAST = 32  # steps of a window; by no more the ranks of a node are apart, with what they prefetch
+_LEAST = 32  # minimum steps of a window; the ranks of a node are no further apart, prefetching included
 _HORIZON = 8  # epochs
 # What launchers say of the processes of a node: torchrun, Slurm, Open MPI.
 _LOCAL = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -22,17 +22,17 @@ _LOCAL = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SI
 class NextUses:
     """When the ranks of a node need samples next, in epochs that are each a permutation.
 
-    Nothing is listed: the permutations of the next epochs are inverted for the samples in question. Changes of the run
-    that are yet to come are not known; they cost bytes that are fetched again, nothing else.
+    No order is listed: the permutations of the next epochs are inverted for the samples in question. Later changes of
+    the run are not foreseen; they only cost bytes that are fetched again.
 
     Args:
-        seed: Of the permutations; None where every epoch has the order of the data.
+        seed: Seed of the permutations; None if every epoch has the order of the data.
         left_out: The samples that no epoch delivers, ascending.
-        n_samples: Of the data, these included.
+        n_samples: Number of samples, those left out included.
         batch_size: Samples of a batch.
-        drop_last: Whether the last samples are left out that do not fill a step.
-        world: Data-parallel ranks.
-        ranks: Those of this node.
+        drop_last: Whether the last samples are dropped if they do not fill a step.
+        world: Number of data-parallel ranks.
+        ranks: The ranks of this node.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _SHOWN = 10  # skipped samples that a report names
 class RemoteReads(NamedTuple):
     """What batches from another machine took: requests, bytes that came, bytes that were used, and late batches.
 
-    `cached` are the bytes that a cache of samples gave, of those used.
+    `cached` is the number of used bytes that came from a cache of samples.
     """
 
     requests: int

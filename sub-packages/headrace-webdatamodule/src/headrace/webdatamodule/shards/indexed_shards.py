@@ -59,10 +59,10 @@ class IndexedShards:
         transform: Receives the decoded sample, and returns what the dataset gives.
         verify: When to compare checksums: of each member on every "read" of it, of a whole shard on "open", or "none".
         allowed_classes: What pickles may use; see `decode_member`.
-        max_open: How many shards a process keeps open, the least recently used are closed; by the limit of file
-            descriptors when None.
-        max_bytes: Most bytes that one member may have, and that the default decoding of one may take, what it is
-            unpacked to included. Default 2 GiB.
+        max_open: How many shards a process keeps open; the least recently used are closed. None: by the limit of file
+            descriptors.
+        max_bytes: Maximum bytes of one member, and of the memory for its default decoding, its unpacked form included.
+            Default 2 GiB.
 
     Raises:
         FileNotFoundError: There is nothing at the path.

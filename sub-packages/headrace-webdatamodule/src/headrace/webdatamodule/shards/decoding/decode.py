@@ -302,10 +302,10 @@ def decode_member(
         key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
         data: The member's bytes.
         allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
-        max_bytes: Most bytes that may be held at once: the member's own, what they are unpacked to, and what is made
-            of these. Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. JSON
-            counts 64 bytes for each of its own, so that 33 MB are read by default; a pickle that may hold more than
-            fits counts 256 bytes for each of its instructions.
+        max_bytes: Maximum bytes held at once: those of the member, of its unpacked form, and of the decoded object.
+            Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. Each byte of
+            JSON counts as 64, so that 33 MB are read by default; a pickle that may hold more than fits counts 256 bytes
+            for each of its instructions.
 
     Returns:
         The object.

@@ -1,7 +1,7 @@
 """Packs: many small samples in one member of a tar file, behind a table of their keys and sizes.
 
-A member of its own costs a small text its header and padding, a thousand bytes. A pack is a plain file to `tar` and to
-webdataset, and what is in it is found without an index:
+In a member of its own, a small text takes a thousand bytes more, for header and padding. A pack is a plain file to
+`tar` and to webdataset, and its samples can be found without an index:
 
 ====================  ============================================================================
 8 bytes               magic: `89 48 52 4B 0D 0A 1A 0A`
@@ -13,8 +13,8 @@ the data              of all members, in the order of the table, with nothing be
 ====================  ============================================================================
 
 `layouts` are the distinct lists of member keys, `layout_of` the number of each sample's layout, `keys` those of the
-samples, and `sizes` the bytes of each member, those of all samples in a row. There are no places in it: data that
-overlap, or lie outside of the pack, cannot be said.
+samples, and `sizes` the bytes of each member, those of all samples in a row. The table holds no offsets, so it cannot
+describe data that overlap, or lie outside the pack.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from headrace.webdatamodule.shards.format.tar import (
 
 PACK_MAGIC = b"\x89HRK\r\n\x1a\n"
 PACK_VERSION = 1
-MAX_TABLE_BYTES = 1 << 22  # four times what we write; JSON made to do harm takes 21 times its bytes of memory
+MAX_TABLE_BYTES = 1 << 22  # four times what we write; malicious JSON takes 21 times its bytes of memory
 MOST_BYTES = 1 << 30  # of the data of a pack, which is made in memory
 MOST_TABLE = 1 << 20  # bytes of a table that we write, as `table_bytes` counts them
-# What a pack takes at most beside its table and its data: its header in the tar, its head, a table of nothing, padding.
+# What a pack takes at most beside its table and its data: its header in the tar, its head, an empty table, padding.
 OVERHEAD = BLOCK + 128 + BLOCK
 _HEAD = struct.Struct("<8sIIQ")
 _FIELDS = ["layouts", "layout_of", "keys", "sizes"]
@@ -130,7 +130,7 @@ def read_table(nbytes: int, read: Callable[[int, int], Any]) -> Table:
 
 
 def _checked(text: bytes, data_bytes: int) -> tuple[list[str], list[int]]:
-    """Names and sizes of the members, as a table says that is whole, but may have been made to do harm."""
+    """Names and sizes of the members, from a table whose checksum fits, but which may be malicious."""
     try:
         pairs = json.loads(text.decode(), object_pairs_hook=list)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:

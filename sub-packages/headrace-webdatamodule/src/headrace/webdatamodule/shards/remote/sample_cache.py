@@ -1,11 +1,11 @@
 """Samples of one dataset in a cache, each filed under the time at which it is needed next; shared by processes.
 
-A log holds samples that are needed in the same window of steps, one behind another. A table has a word for each sample:
-the log, and the place in it. Each sample is compared with its digest when it is read. So nothing is synced, and reading
-takes no lock: a word that is wrong, or that names a log which is gone, means that the sample is not here.
+A log holds samples that are needed next in the same window of steps, one after another. A table has a word for each
+sample: its log, and its offset there. Each read verifies the sample's digest. So nothing is synced, and reading takes
+no lock: if a word is wrong, or names a deleted log, the sample counts as missing.
 
-To evict what is needed last is the best that a cache can do (Belady, "A study of replacement algorithms for a virtual
-storage computer", 1966). Where the next use is not known, all samples have the same window, and none is evicted.
+Evicting what is needed last is optimal (Belady, "A study of replacement algorithms for a virtual storage computer",
+1966). Where the next use is not known, all samples have the same window, and none is evicted.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SampleCache:
     """Keeps samples of one dataset.
 
     Args:
-        cache: The directory, whose limit holds for all that lies in it.
-        name: Of a folder in it, another one for other data or other members.
-        n_samples: Of the dataset.
+        cache: The cache directory; its limit covers everything in it.
+        name: Name of a folder in it; other data or other members need another one.
+        n_samples: Number of samples of the dataset.
     """
 
     def __init__(self, cache: Cache, name: str, n_samples: int) -> None:

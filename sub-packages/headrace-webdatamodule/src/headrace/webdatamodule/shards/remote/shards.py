@@ -73,28 +73,29 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Remote:
-    """Where shards are on another machine, and how to read them there. `IndexedShards` takes it, or its URL alone.
+    """The place of shards on another machine, and how to read them. `IndexedShards` takes it, or its URL alone.
 
-    Without a cache, a batch is read in as few requests as its members lie together. A cache that has room for all
-    shards gets whole ones when they are first used, and checks them. A smaller one keeps the samples that were read,
-    as far as they fit. Processes of one machine share it. Pieces need a web server that reads ranges; with a cache of
-    whole shards, one that sends whole files only will do.
+    Without a cache, members of a batch that lie close together are read in one request. A cache with room for all
+    shards downloads and checks each whole shard when it is first used. A smaller cache keeps the samples that were
+    read, as far as they fit. The processes of a machine share the cache. Reading parts of a shard needs a web server
+    that supports range requests; with a cache of whole shards, a server that sends only whole files is enough.
 
     Args:
-        url: Of a directory with a manifest, of a manifest, of a tar file, or several of tar files in one place; numbers
-            in braces are expanded. A query, as of signed URLs, is kept for all files that belong to it.
+        url: URL of a directory with a manifest, of a manifest or of a tar file, or several URLs of tar files in one
+            place; numbers in braces are expanded. A query, such as that of a signed URL, is kept for all files that
+            belong to it.
         storage_options: For fsspec's file system, such as `{"endpoint_url": ...}` or credentials.
         cache_dir: Where to keep shards or samples; None keeps nothing.
-        cache_bytes: Bytes that the cache may have. What other datasets have there is evicted to make room, that first
-            which was not used for the longest time; what datasets have that are open in this process stays.
-        cache_unit: What is kept: "shard" or "sample"; "auto" is "shard" where all shards fit, else "sample". With
+        cache_bytes: Maximum bytes of the cache. Data of other datasets are evicted to make room, the least recently
+            used first; data of datasets that are open in this process stay.
+        cache_unit: Unit of the cache: "shard" or "sample"; "auto" is "shard" if all shards fit, else "sample". With
             samples, the first batch waits for its own bytes only.
-        max_gap: Ranges are merged that are separated by at most this many bytes. Without `cache_dir`, and not in what
-            workers fetch ahead: there at most 2 % of the bytes are fetched and not used.
+        max_gap: Ranges that are at most this many bytes apart are merged. Only without `cache_dir`, and not in batches
+            that workers fetch ahead: there at most 2 % of the bytes are fetched and not used.
         retry: How often to ask for ranges that failed.
         timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
         lookahead: Bytes of coming batches that each worker of a `ResumableLoader` fetches while it makes earlier ones;
-            0 fetches a batch when it is read. It is for what is read in pieces.
+            0 fetches a batch when it is read. Only for shards that are read in parts.
         obstore: Options of [obstore](https://developmentseed.org/obstore)'s store for such a URL, with which workers
             fetch coming batches, for a fraction of the processor time; `{}` for none. None fetches them through fsspec,
             as all else is. Credentials are given to both.

@@ -79,11 +79,11 @@ def write_shards(
 ) -> Manifest:
     """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, each with its index.
 
-    A shard gets its name when it is on the disk, whole; the manifest, which readers trust, comes last. The bytes depend
-    on the samples only. Where the number of samples is known, which sample goes to which shard is decided beforehand,
-    and each shard is a task of its own; a run that was killed is completed by the next one, which keeps whole shards.
-    Samples of a generator are written in this process as they come; after a kill, the next run begins anew. A second
-    process that writes to the directory meanwhile waits.
+    A shard gets its name once it is complete on the disk; the manifest, which readers trust, comes last. The bytes
+    depend only on the samples. If the number of samples is known, the samples of each shard are decided beforehand, and
+    each shard is a task of its own; after a run was killed, the next one keeps its complete shards and writes the rest.
+    Samples of a generator are written in this process as they come; after a kill, the next run starts over. A second
+    process that writes to the directory waits for the first.
 
     Over a finished set, `fingerprint` decides: with the same one there is nothing to do, with another one the set is
     written anew.
@@ -91,27 +91,28 @@ def write_shards(
     Args:
         samples: Pairs of a key and the sample's members, {member key: bytes}. Anything with `len()` and integer
             indexing, or any iterable such as a generator; or a function without arguments that returns one of these,
-            called once here and, for the former, once for each shard. What has positions is sent to other processes
-            with pickle; a method `part(start, stop)` may give the samples of one shard, which is all that is sent
-            then; a method `keys()` may give all keys without making the samples.
+            called once here and, if the result has positions, once for each shard. Samples with positions are pickled
+            for other processes. If they have a method `part(start, stop)` that returns the samples of one shard, only
+            these are sent; a method `keys()` may return all keys without making the samples.
         directory: Where to write; made if need be. It is for this set alone.
         samples_per_shard: Most samples of a shard; shards are equal up to one sample, of a generator all but the last
             are full.
         bytes_per_shard: Most bytes of a tar file; a larger sample has a shard of its own.
         n_shards: Number of shards, equal up to one sample, 1 to the number of samples; not for a generator.
-        bytes_per_pack: For small samples, such as short texts, which take few bytes on disk then: those of at most so
-            many bytes are written together, in members of at most so many (packs), such as 65536. Readers of this
-            release find each sample as ever; other programs see one member `.hrpack` for each pack. None: no packs.
+        bytes_per_pack: For small samples, such as short texts, which then take fewer bytes on disk: samples of at most
+            this many bytes, such as 65536, are written together in packs, members with at most this many bytes of data.
+            Readers of this release find each sample as before; other programs see one member `.hrpack` for each pack.
+            None: no packs.
         executor: Where the tasks run: anything with the interface of `concurrent.futures`, such as the
             `get_executor()` of a Dask client, over a file system that all of them see. None: processes of our own.
-        workers: How many of these; 1 is this process; None is one for each CPU, unless the set takes seconds only.
+        workers: Number of these processes; 1: this process; None: one for each CPU, unless the set takes only seconds.
         prefix: First part of the file names.
         sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512; in a pack its
             data, its key and some 30 bytes a member), shape [n_samples]; for `bytes_per_shard`, which asks for each
-            sample once more when they are None.
+            sample once more if this is None.
         columns: Arrays to keep beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
         fingerprint: Any text that changes with the samples, such as a version.
-        overwrite: Whether to write anew what is there, a finished set included.
+        overwrite: Whether to replace existing shards, a finished set included.
 
     Returns:
         The manifest.
@@ -384,7 +385,7 @@ def write_tars(
         directory: Where to write; made if need be.
         n_shards: Number of shards, 1 to `len(samples)`.
         prefix: First part of the file names.
-        bytes_per_pack: As of `write_shards`: small samples together in members of at most so many bytes.
+        bytes_per_pack: As in `write_shards`: packs of small samples, with at most this many bytes of data.
 
     Returns:
         The paths of the shards, in order.
