@@ -106,7 +106,7 @@ class Remote:
         ValueError: An argument is not allowed.
 
     >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS
-    Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., cache_unit='auto', lookahead=67108864)
+    Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., lookahead=67108864)
     """
 
     url: str | Sequence[str]
