@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_server import COUNT, FAULTS, QUICK, Site, served, served_own, served_shared, written_once
+from shard_server import COUNT, FAULTS, QUICK, Handler, Site, served, served_own, served_shared, written_once
 
 from headrace.webdatamodule import (
     DamagedShardError,
@@ -341,6 +342,40 @@ def test_what_nobody_reads_is_fetched_no_further(site: Site) -> None:
     assert len(site.faults.asked) == 8  # small batches, which are asked for at once
     assert [numbers(far.__getitems__([number])) for number in range(COUNT)] == [[number] for number in range(COUNT)]
     assert len(site.faults.asked) == COUNT
+
+
+@pytest.mark.parametrize("options", [{}, {"lookahead": 0}, {"obstore": {}}])
+def test_a_process_has_few_connections(site: Site, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if "obstore" in options:
+        pytest.importorskip("obstore")
+    get, clients = Handler.do_GET, set[Any]()
+
+    def noted(self: Handler, head: bool = False) -> None:
+        clients.add(self.client_address)
+        get(self, head)
+
+    monkeypatch.setattr(Handler, "do_GET", noted)
+    far = IndexedShards(Remote(site.url, max_connections=2, retry=QUICK, **options))
+    assert len(far.key(0)) == 4  # the indexes are here
+    clients.clear()
+    batches = [list(range(first, COUNT, 5)) for first in range(5)]
+    script = partial(read_all, far, batches)
+    if "obstore" in options:  # never in the main process
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(script) == batches
+    else:
+        assert script() == batches
+    assert 1 <= len(clients) <= (4 if "obstore" in options else 2)  # a process of its own has more for the indexes
+
+
+def read_all(far: IndexedShards, batches: list[list[int]]) -> list[list[int]]:
+    far._look_ahead(batches, anew=True)
+    return [numbers(far.__getitems__(batch)) for batch in batches]
+
+
+def test_a_wrong_number_of_connections_is_named() -> None:
+    with pytest.raises(ValueError, match="max_connections must be an int >= 1, got 0: 1 reads one range after another"):
+        Remote("https://host/train", max_connections=0)
 
 
 def draw(sample: dict[str, Any]) -> float:

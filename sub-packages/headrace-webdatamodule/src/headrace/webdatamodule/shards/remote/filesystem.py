@@ -12,6 +12,7 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from importlib import import_module
 from itertools import starmap
@@ -37,6 +38,7 @@ _BLANK = b"\xef\xbb\xbf \t\r\n"
 _SMALL = 1 << 20
 _WINDOW = 32 << 20
 _REQUEST = 4 << 20
+MAX_CONNECTIONS = 128
 
 
 class UnboundedBodyError(ValueError):
@@ -86,16 +88,25 @@ class TrafficCounter:
 class RemoteFiles:
     """Reads files of one file system; each process makes its own connections."""
 
-    def __init__(self, url: str, options: Mapping[str, Any], retry: RetryPolicy, timeout: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        retry: RetryPolicy,
+        timeout: float,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
         self.url, self._options, self._retry, self._timeout = url, dict(options), retry, timeout
+        self._max_connections = max_connections
         self._made: Any = None
+        self._room: asyncio.Semaphore | None = None  # for connections
         self._process = -1
         self.traffic = TrafficCounter()  # of shards
         self._whole_only = set[str]()  # hosts that were asked for ranges and sent whole files
         self._one_large: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": None, "_process": -1, "_one_large": {}}
+        return {**vars(self), "_made": None, "_room": None, "_process": -1, "_one_large": {}}
 
     def read(self, url: str, most: int) -> bytes:
         """All bytes of a file; of several large ones, a process reads one at a time."""
@@ -198,10 +209,11 @@ class RemoteFiles:
             system, _ = reached[wanted[0][0]]
             paths = [reached[url][1] for url, _ in wanted]
             if _is_http(system):
-                got = _get_all(system, list(zip(paths, spans, strict=True)), 0, self._timeout)
+                got = _get_all(system, list(zip(paths, spans, strict=True)), 0, self._timeout, room=self._room)
             else:
                 begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
-                got = system.cat_ranges(paths, begins, ends, on_error="return", **self._limit(system))
+                at_once = {"batch_size": self._max_connections} if system.async_impl else {}
+                got = system.cat_ranges(paths, begins, ends, on_error="return", **at_once, **self._limit(system))
         except Exception as error:  # each file system raises its own
             return [error] * len(wanted)
         finally:
@@ -264,6 +276,7 @@ class RemoteFiles:
         """The file system, and the path of a URL in it."""
         if self._process != os.getpid():  # connections do not survive a fork
             self._made, self._process = _file_system(self.url, self._options), os.getpid()
+            self._room = asyncio.Semaphore(self._max_connections)
             if not any(made is self._made for made in _NEVER_COLLECTED):
                 _NEVER_COLLECTED.append(self._made)
         return self._made, str(self._made._strip_protocol(url))
@@ -335,13 +348,19 @@ def _is_http(system: Any) -> bool:
 
 
 def _get_all(
-    system: Any, wanted: Sequence[tuple[str, Span | None]], most: int, timeout: float, into: BinaryIO | None = None
+    system: Any,
+    wanted: Sequence[tuple[str, Span | None]],
+    most: int,
+    timeout: float,
+    into: BinaryIO | None = None,
+    room: asyncio.Semaphore | None = None,
 ) -> list[Any]:
     """Ranges of files at the same time, or (None) the whole file of at most so many bytes; errors in their place."""
 
     async def one(path: str, span: Span | None) -> bytes:
         async with asyncio.timeout(timeout):  # ends the request, which a limit on the waiting alone would not
-            return await _get(system, path, span, most, into or io.BytesIO())
+            async with room or nullcontext():
+                return await _get(system, path, span, most, into or io.BytesIO())
 
     async def gather() -> list[Any]:
         return await asyncio.gather(*starmap(one, wanted), return_exceptions=True)

@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 from headrace.webdatamodule.shards.remote.filesystem import Span, TrafficCounter, WrongBytesError
 
 _TOGETHER = 8  # ranges of a file in one call; obstore asks for ten at a time
-_AT_ONCE = 128  # ranges, each of which takes a connection
 _TRIES = 3  # batches that fail one after another before a worker gives up on obstore
 _REASON = 300
 _RETRY = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
@@ -33,14 +32,21 @@ class ObjectStore:
         otherwise: Fetches ranges without obstore.
         timeout: Seconds for one batch.
         traffic: Counts requests, and the bytes that come.
+        max_connections: Ranges that are asked for at the same time, each of which takes a connection.
     """
 
     def __init__(
-        self, store: Any, otherwise: Callable[[Ranges], list[bytes]], timeout: float, traffic: TrafficCounter
+        self,
+        store: Any,
+        otherwise: Callable[[Ranges], list[bytes]],
+        timeout: float,
+        traffic: TrafficCounter,
+        max_connections: int,
     ) -> None:
         self._store, self._otherwise, self._timeout, self._traffic = store, otherwise, timeout, traffic
         self._came, self._failed = False, 0  # whether a batch ever came; failed ones, one after another
-        self._turn, self._room = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
+        self._turn, self._room = asyncio.Lock(), asyncio.Semaphore(max_connections)
+        self._together = min(_TOGETHER, max_connections)
 
     def ranges_of(self, wanted: Ranges) -> list[bytes]:
         """Some ranges of some files, asked for at the same time."""
@@ -68,7 +74,8 @@ class ObjectStore:
         places: dict[str, list[int]] = {}
         for place, (url, _) in enumerate(wanted):
             places.setdefault(url, []).append(place)
-        calls = [(url, own[at : at + _TOGETHER]) for url, own in places.items() for at in range(0, len(own), _TOGETHER)]
+        most = self._together
+        calls = [(url, own[at : at + most]) for url, own in places.items() for at in range(0, len(own), most)]
         async with asyncio.timeout(self._timeout if self._came else min(self._timeout, _FIRST)):
             answers = await asyncio.gather(*(self._call(url, [wanted[at][1] for at in own]) for url, own in calls))
         got = [b""] * len(wanted)

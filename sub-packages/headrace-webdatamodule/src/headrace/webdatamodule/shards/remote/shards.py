@@ -52,7 +52,13 @@ from headrace.webdatamodule.shards.remote.cache import (
     set_index_name,
     split_query,
 )
-from headrace.webdatamodule.shards.remote.filesystem import KnownParts, RemoteFiles, Span, TrafficCounter
+from headrace.webdatamodule.shards.remote.filesystem import (
+    MAX_CONNECTIONS,
+    KnownParts,
+    RemoteFiles,
+    Span,
+    TrafficCounter,
+)
 from headrace.webdatamodule.shards.remote.lookahead import WASTE, LookAhead, Wanted, merged
 from headrace.webdatamodule.shards.remote.object_store import ObjectStore, make_store
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
@@ -99,10 +105,12 @@ class Remote:
         obstore: Options of [obstore](https://developmentseed.org/obstore)'s store for such a URL, with which workers
             fetch coming batches, for a fraction of the processor time; `{}` for none. None fetches them through fsspec,
             as all else is. Credentials are given to both.
+        max_connections: Ranges that each process reads at the same time. A node has as many processes as all its ranks
+            have workers.
 
     Raises:
         ImportError: `obstore` is given, and not installed.
-        TypeError: `max_gap` or `lookahead` is no int.
+        TypeError: `max_gap`, `lookahead` or `max_connections` is no int.
         ValueError: An argument is not allowed.
 
     >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS
@@ -119,6 +127,7 @@ class Remote:
     timeout: float = 120.0
     lookahead: int = 64 << 20
     obstore: Mapping[str, Any] | None = field(default=None, repr=False)
+    max_connections: int = field(default=MAX_CONNECTIONS, repr=False)
 
     def __post_init__(self) -> None:
         several = not isinstance(self.url, str) and isinstance(self.url, Iterable)
@@ -132,6 +141,7 @@ class Remote:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
                 raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
         checked_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
+        checked_int("max_connections", self.max_connections, 1, "1 reads one range after another")
         checked_int("lookahead", self.lookahead, 0, "0 fetches a batch when it is read")
         check_seconds("timeout", self.timeout, above=True)
         if self.cache_unit not in (units := get_args(CacheUnit)):
@@ -161,7 +171,7 @@ class Remote:
     @cached_property
     def files(self) -> RemoteFiles:
         """Reads files there."""
-        return RemoteFiles(self.url[0], self.storage_options, self.retry, self.timeout)
+        return RemoteFiles(self.url[0], self.storage_options, self.retry, self.timeout, self.max_connections)
 
 
 @dataclass(frozen=True)
@@ -266,7 +276,8 @@ class RemoteSet(ShardSet):
         files, store = self.remote.files, self.remote.store
         ranges_of = files.ranges_of
         if store is not None:
-            ranges_of = ObjectStore(store, ranges_of, self.remote.timeout, files.traffic).ranges_of
+            timeout, connections = self.remote.timeout, self.remote.max_connections
+            ranges_of = ObjectStore(store, ranges_of, timeout, files.traffic, connections).ranges_of
 
         def fetch(ranges: Wanted) -> dict[int, KnownParts]:
             wanted = [(shard, span) for shard, spans in ranges.items() for span in spans]
