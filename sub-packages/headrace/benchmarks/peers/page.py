@@ -140,7 +140,7 @@ def pair(rows: Sequence[Row], key: str, digits: int = 3) -> tuple[list[str], lis
 def per_core(rows: list[dict[str, Any]], place: int) -> list[str]:
     """Megabytes a second of processor time, of rows in a row or at random."""
     found = [row.get("mb_per_core_second", [None, None])[place] for row in rows]
-    return ["no" if value is None else f"{value:,.3g}" for value in found]
+    return ["no" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}" for value in found]
 
 
 def reading_table(found: dict[str, Any], corpus: str) -> str:
@@ -151,8 +151,8 @@ def reading_table(found: dict[str, Any], corpus: str) -> str:
         "sequential": marked(*pair(rows, "sequential", 2), True, ours),
         "random": [text or "no" for text in marked(*pair(rows, "random", 2), True, ours)],
         "two workers": marked(*pair(rows, "two_workers", 2), True, ours),
-        "MB a second of a core, sequential": per_core(rows, 0),
-        "random batches": per_core(rows, 1),
+        "MB/s a core, sequential": per_core(rows, 0),
+        "MB/s a core, random": per_core(rows, 1),
         "open and first sample": marked(*pair(rows, "open", 2), True, ours),
         "memory, MiB": marked(*pair(rows, "pss_mib", 2), True, ours),
         "anonymous memory, MiB": marked(*pair(rows, "anonymous_mib", 2), True, ours),
