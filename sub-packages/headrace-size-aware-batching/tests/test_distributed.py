@@ -896,7 +896,7 @@ def test_bucketed_batches_without_a_cost_are_warned_of(blockwise: bool) -> None:
             return BlockwiseSizeAwareBatchSampler([SIZES], 500, **options)
         return DistributedSizeAwareBatchSampler(SIZES, 500, **options)
 
-    with pytest.warns(UserWarning, match=r"cost must be given with strategy='bucketed'.*: give cost='padded'") as found:
+    with pytest.warns(UserWarning, match=r"strategy='bucketed' without cost fills .*: give cost='padded'") as found:
         silent = list(made(strategy="bucketed"))
     assert [warning.filename for warning in found] == [__file__]
     assert max(len(batch) * SIZES[batch].max() for batch in silent) > 500, "it says so for a reason"

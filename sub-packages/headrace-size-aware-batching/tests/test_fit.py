@@ -433,7 +433,7 @@ def test_packed_batches_whose_samples_cost_something_besides_their_size(each: fl
     costs, most = found.sample_costs(lengths, found.budget())
     assert costs.dtype.kind == "i"
     for strategy in ("stratified", "packed", "bucketed", "sequential"):
-        sampler = DistributedSizeAwareBatchSampler(costs, most, strategy=strategy, seed=seed + 7)
+        sampler = DistributedSizeAwareBatchSampler(costs, most, strategy=strategy, cost="sum", seed=seed + 7)
         for epoch in range(3):
             sampler.set_epoch(epoch)
             batches = [np.array(batch) for batch in sampler]

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import random
+import sys
 import threading
 import time
 import warnings
@@ -19,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import xxhash
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 GRACE = 5.0  # seconds that workers have to end by themselves
+_SETTLE = 0.02  # seconds
 _POLL = 5.0  # seconds; a killed worker is noticed within that
 
 
@@ -60,8 +63,11 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Begin an iteration of a `DataLoader`; the first one starts its workers.
 
     Call it before the first collective of an epoch: on Python 3.11 a child is stuck for ever when it is forked while
-    a thread of the process group takes the GIL for the first time, as gloo's do after a collective.
+    a thread of the process group takes the GIL for the first time, as gloo's do after a collective. A trainer may have
+    called one just before; a moment without the GIL lets those threads have it.
     """
+    if _may_be_stuck(loader):
+        time.sleep(_SETTLE)
     with warnings.catch_warnings():
         # Python 3.12 and newer warn of every fork beside threads. torch's workers touch none of those threads' locks.
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
@@ -72,6 +78,15 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         end = Finalize(None, _terminate, args=(list(workers), id(iterator)), exitpriority=10)
         vars(iterator)["_headrace_end"] = end
     return iterator
+
+
+def _may_be_stuck(loader: DataLoader[Any]) -> bool:
+    """Whether workers are about to be forked beside threads of a process group, by a Python that may lose them."""
+    starts = loader.num_workers > 0 and loader._iterator is None and sys.version_info < (3, 12)
+    if not (starts and dist.is_available() and dist.is_initialized()):
+        return False
+    context = loader.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() == "fork")
 
 
 def end_workers(iterator: Any) -> None:
