@@ -33,8 +33,8 @@ def default_cost(strategy: Strategy) -> Literal["sum"]:
     """Return the cost where none was given; warn where batches are most likely padded."""
     if strategy == "bucketed":
         warn(
-            "strategy='bucketed' without cost fills batches by the sum of their sizes, so that they exceed the budget when "
-            "they are padded: give cost='padded', or cost='sum' if they are not padded"
+            "strategy='bucketed' without cost fills batches by the sum of their sizes, so that padded ones exceed the "
+            "budget: give cost='padded', or cost='sum' if batches are not padded"
         )
     return "sum"
 
