@@ -166,7 +166,7 @@ class LoaderAlone(FitLoop):
         """Choose the loader's epoch; one that was resumed goes by the trainer's number of the epoch in its state."""
         if self.loader.resumed:
             saved, loop = self.loader.epoch, self._given.fit_loop
-            if self._given.overfit_batches:  # which goes on with the loader's first epoch
+            if self._given.overfit_batches:  # which continues with the loader's first epoch
                 under_way = loop.restarted_mid_epoch and self.loader.steps < loop.max_batches
                 saved = int(loop.epoch_progress.current.processed) - (self.loader.steps > 0 and not under_way)
             self.epochs.load_state_dict({"epoch": saved})
