@@ -257,6 +257,23 @@ def test_sets_of_one_process_share_the_room(own_site: Site, tmp_path: Path) -> N
     assert sizes[1] == sizes[2]
 
 
+def test_a_remote_that_is_opened_twice_keeps_the_samples_of_both(site: Site, tmp_path: Path) -> None:
+    cache, limit = tmp_path / "cache", room_for(site, 0.6)
+    shared = remote(site, cache, cache_bytes=limit)
+    first = IndexedShards(shared)
+    first.__getitems__(range(20))
+    first.close()
+    [log] = logs(cache)
+    kept = log.stat().st_ino
+    second = IndexedShards(shared, ["bin"])
+    for _ in range(2):  # more than there is room for
+        second.__getitems__(range(COUNT))
+        second.close()
+    assert log.exists()
+    assert log.stat().st_ino == kept
+    assert nbytes(cache) <= limit
+
+
 def test_a_full_cache_has_no_room_for_a_table_either(own_site: Site, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_tars([(f"o{i:03d}", {"json": b"[%d]" % i}) for i in range(40)], other, n_shards=2)

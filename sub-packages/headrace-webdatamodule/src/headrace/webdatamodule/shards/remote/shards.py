@@ -320,7 +320,7 @@ def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
         nbytes = tuple(nbytes for _, nbytes in heads)
         found = RemoteSet(**vars(of_heads(tuple(remote.url), [one for one, _ in heads])), remote=remote, nbytes=nbytes)
     if remote.cache is not None:
-        remote.cache.wanted = found.cached_names()
+        remote.cache.wanted = frozenset({*remote.cache.wanted, *found.cached_names()})  # of others that it opened, too
         _check_room(found, remote.cache)
     return found
 
