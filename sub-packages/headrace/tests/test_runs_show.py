@@ -72,7 +72,19 @@ def test_the_summary_has_the_changes_of_the_run(tmp_path: Path, command: Command
     assert "next step 12" in text
     assert f"position {found['position']:,} samples, " in text
     assert "left out: 3 50 77" in text
-    assert "step 5, epoch 0" in text
+    start, changes, *rest = text.splitlines()[-4:]
+    assert start.startswith("start: step 0, epoch 0")
+    assert changes == "changes:"
+    assert [line[:17] for line in rest] == ["  step 5, epoch 0", "  step 9, epoch 0"]
+
+
+def test_a_run_without_changes_says_so(tmp_path: Path, command: Command) -> None:
+    batches = equal_batches()
+    loader = ResumableLoader(list(range(N)), batches, collate_fn=list, check_ranks=False)
+    iterator = iter(loader)
+    next(iterator)
+    *_, start, changes = command("show", saved(tmp_path / "x.pt", loader=loader)).splitlines()
+    assert (start[:13], changes) == ("start: step 0", "changes: none")
 
 
 def test_the_epoch_of_a_step_is_named(tmp_path: Path, command: Command) -> None:
@@ -134,7 +146,7 @@ def test_other_data_are_refused_and_grown_data_are_not(tmp_path: Path, command: 
     path, rows = saved(tmp_path / "x.pt", loader=loader), loader.samples_of_step(5)
     [other] = shards(tmp_path, ("other",))
     command("show", path, "--step", 5, "--data", other, code=2)
-    assert "--data must be the data of the run" in command.error
+    assert "error: --data are not the data of the run: give every folder of the run, in its order" in command.error
     write_shards([("late", {"json": b"1"})], tmp_path / "more", n_shards=1)
     for tar in (tmp_path / "more").glob("*.tar"):
         tar.rename(place / f"z-{tar.name}")
@@ -168,8 +180,9 @@ def test_several_sources_and_folders_are_told_apart(tmp_path: Path, command: Com
     next(iter(loader))
     path = saved(tmp_path / "x.pt", loader=loader)
     for data, what in (
-        ([f"--data=a={days[0]}", f"--data=b={days[1]}"], "where several folders are one source, leave out the names"),
-        ([f"--data={days[1]}", f"--data={days[0]}"], "--data must be the data of the run"),
+        ([f"--data=a={days[0]}", f"--data=b={days[1]}"], "not the data of the run: give every folder of the run, in its"),
+        ([f"--data={days[1]}", f"--data={days[0]}"], "as --data A --data B, or as --data NAME=A --data NAME=B if they"),
+        ([f"--data={days[0]}"], f"the run has {N} samples, and --data {N // 2}: give every folder of the run, in its"),
         ([f"--data=a={days[0]}", f"--data={days[1]}"], "--data must be FOLDER for each folder of one source, or NAME="),
         ([f"--data={days[0]}", f"--data={days[0]}"], "--data must give each folder once"),
         ([f"--data=a={days[0]}", f"--data=a={days[1]}"], "--data must give each name once"),

@@ -141,8 +141,15 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
     if excluded:
         rest = f" and {len(excluded) - 20} more (--json lists all)" if len(excluded) > 20 else ""
         yield f"left out: {' '.join(map(str, excluded[:20]))}{rest}"
-    yield "changes:"
-    for change in document["run"]:
+    lines = list(_change_lines(document["run"]))
+    # A run begins with its settings, which are no change.
+    yield f"start: {lines[0]}" if lines else "start: not yet"
+    yield "changes:" if lines[1:] else "changes: none"
+    yield from (f"  {line}" for line in lines[1:])
+
+
+def _change_lines(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for change in changes:
         what = [f"{name}={value}" for name, value in change.get("options", {}).items()]
         what += [f"{name} {change[name]:,}" for name in ("n", "world", "skip") if name in change]
         if change.get("exclude"):
@@ -151,7 +158,7 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
             f"weights {_escaped(str(weights))} from draw {draw:,} on" for draw, weights in change.get("reweight", ())
         ]
         place = f"epoch {change['epoch']}, position {change['position']:,} samples"
-        yield f"  step {change['step']:,}, {place}: {', '.join(what)}"
+        yield f"step {change['step']:,}, {place}: {', '.join(what)}"
 
 
 def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> b
     own = data.prefix_fingerprint(n_samples) if len(data) >= n_samples else None
     if own is None:
         raise ValueError(
-            f"--data must be the {n_samples} samples of the run, or these and more shards, got {len(data)}"
+            f"the run has {n_samples} samples, and --data {len(data)}: give every folder of the run, in its order, as "
+            "--data A --data B"
         )
     if loader is None:
         return False
@@ -85,10 +86,10 @@ def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> b
         prints.add(ConcatShards({"train": data}).prefix_fingerprint(n_samples))
     if loader["fingerprint"] not in prints:
         raise ValueError(
-            "--data must be the data of the run, got others: other shards, or names or an order of several (where "
-            "several folders are one source, leave out the names); the state has "
-            f"fingerprint={loader['fingerprint']!r}, and these have {own!r}. For a dataset of your own around shards, "
-            "leave out --data: indices are those of that dataset"
+            "--data are not the data of the run: give every folder of the run, in its order, as --data A --data B, or "
+            "as --data NAME=A --data NAME=B if they are sources with names of their own. For a dataset of your own "
+            "around shards, leave out --data: indices are those of that dataset. The state has "
+            f"fingerprint={loader['fingerprint']!r}, --data have {own!r}"
         )
     return True
 
