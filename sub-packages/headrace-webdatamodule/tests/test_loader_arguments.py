@@ -214,6 +214,11 @@ def test_a_sampler_of_single_samples_is_refused_with_the_cure(workers: int) -> N
 def test_a_batch_sampler_of_other_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="dataset must have the 299 samples that DistributedBatchSampler was made for"):
         ResumableLoader(list(range(300)), DistributedBatchSampler(299, 8))
+    data = list(range(300))
+    sampler = RandomSampler(data, num_samples=400)
+    cure = "got 300: give it len.dataset., not the length of its RandomSampler"
+    with pytest.raises(ValueError, match=f"dataset must have the 400 samples that DistributedBatchSampler.*{cure}"):
+        ResumableLoader(data, DistributedBatchSampler(len(sampler), 8, sampler=sampler))
 
 
 class OfClasses(Bare):

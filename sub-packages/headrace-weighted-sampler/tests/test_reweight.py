@@ -112,6 +112,21 @@ def test_what_batch_samplers_have_taken_stays_as_it_is() -> None:
     assert np.bincount(kinds) == pytest.approx(np.array([1, 1, 4]) / 6 * 344, abs=2)
 
 
+def test_a_change_that_waits_for_the_next_epoch_says_so(recwarn: pytest.WarningsRecorder) -> None:
+    sampler = mixture()
+    sampler.set_epoch(2)
+    sampler.take(0, 256)
+    sampler.reweight(LATER)
+    assert not recwarn
+    sampler.take(0, 600)
+    with pytest.warns(UserWarning, match="so the weights change with epoch 3, at position 1800: to change them earlier"):
+        assert sampler.reweight(LATER) == 1800
+    done = mixture()
+    list(done)
+    assert done.reweight(LATER) == 600
+    assert not recwarn
+
+
 def test_a_source_may_leave_by_its_passes_after_a_change() -> None:
     sampler = mixture(max_passes={"code": 2})
     running = iter(sampler)

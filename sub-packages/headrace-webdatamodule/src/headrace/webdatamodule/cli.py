@@ -254,8 +254,8 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
         "--bytes-per-pack",
         type=byte_count,
         metavar="N",
-        help="write samples of at most N bytes together, in members of at most N bytes, such as 64K: short texts take"
-        " an eighth of the disk, and only headrace reads them (default: a member for each)",
+        help="write small samples together, N bytes of data in one member of the tar, such as 64K: short texts take an"
+        " eighth of the disk, and only headrace reads them (default: each file of a sample is a member)",
     ),
     _arg("--prefix", default="shard", metavar="NAME", help="first part of the shards' names (default shard)"),
     _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),

@@ -4,6 +4,7 @@ from __future__ import annotations  # help() shows the names of types, not the u
 
 import operator
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from copy import copy
 from fractions import Fraction
@@ -348,6 +349,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Returns:
             The position.
 
+        Warns:
+            UserWarning: If a batch sampler has taken all of the epoch, so that the weights change with the next one.
+
         Raises:
             ValueError: If the position was taken or lies before a later change of the schedule, or the weights are not
                 allowed; nothing is changed then.
@@ -370,6 +374,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             raise ValueError(f"position must be at least {free}, the first that was not taken, got {position}")
         if position < (last := self._last_change()):
             raise ValueError(f"position must not lie before the last change of the schedule, at {last}, got {position}")
+        if position == free and self.position < taken == self.epoch_length:
+            warnings.warn(
+                f"all samples of epoch {self.epoch} were taken, so the weights change with epoch {self.epoch + 1}, at "
+                f"position {position}: to change them earlier, call reweight of the batch sampler or of the loader, "
+                "which know what was delivered",
+                stacklevel=2,
+            )
         before = self._given, self._reweights
         self._given = [*(one for one in self._given if one[0] < position), (position, weights)]
         self._reweights = [one for one in self._reweights if one[0] < position]  # two changes at one position are one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -65,8 +65,12 @@ def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     sizes = sizes_of(batch_sampler)
     count = getattr(batch_sampler, "n_samples", None) if sizes is None else len(sizes)
     if isinstance(count, int) and count not in (0, len(dataset)):
-        kind = type(batch_sampler).__name__
-        raise ValueError(f"dataset must have the {count} samples that {kind} was made for, got {len(dataset)}")
+        kind, sampler = type(batch_sampler).__name__, getattr(batch_sampler, "sampler", None)
+        cure = "give it len(dataset)" if sizes is None else "give it the sizes of this dataset"
+        if sizes is None and isinstance(sampler, Sized) and len(sampler) == count:
+            cure += f", not the length of its {type(sampler).__name__}"
+        message = f"dataset must have the {count} samples that {kind} was made for, got {len(dataset)}"
+        raise ValueError(f"{message}: {cure}")
     return batch_sampler
 
 
