@@ -3,8 +3,9 @@
  *     cc -O2 -pthread -o range_server range_server.c
  *     ./range_server FOLDER LATENCY_MS MB_PER_SECOND MB_PER_SECOND_OF_A_CONNECTION
  *
- * It prints its port, serves 127.0.0.1 alone, and ends with its standard input. A thread serves a connection. It takes
- * so little of a processor that what is measured beside it is the client.
+ * It prints its port, serves 127.0.0.1 alone, and ends with its standard input. For each line of that it prints the
+ * requests that it has answered and the bytes of their bodies. A thread serves a connection. It takes so little of a
+ * processor that what is measured beside it is the client.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -13,6 +14,7 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +31,7 @@ static const char *folder;
 static double latency, all_rate, own_rate; /* seconds; bytes a second, 0 for no limit */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static double all_free; /* when the shared line is free again */
+static atomic_llong requests, bytes_sent;
 
 static double now(void) {
     struct timespec at;
@@ -109,6 +112,8 @@ static int answer(int client, char *head, double *own_free) {
     int body = strcmp(method, "HEAD") != 0 && last >= first;
     int failed = send_all(client, line, (size_t)bytes, body ? MSG_MORE : 0);
     if (!failed && body) failed = send_range(client, file, first, last + 1, own_free);
+    requests++;
+    bytes_sent += body ? last - first + 1 : 0;
     close(file);
     return failed;
 }
@@ -141,6 +146,8 @@ done:
 static void *end_with_input(void *unused) {
     char byte;
     while (read(0, &byte, 1) > 0) {
+        printf("%lld %lld\n", (long long)requests, (long long)bytes_sent);
+        fflush(stdout);
     }
     (void)unused;
     _exit(0);

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +34,7 @@ class Faults:
     asked: list[tuple[str, str]] = field(default_factory=list)  # (file, range)
     agents: dict[str, int] = field(default_factory=dict)  # requests of each client
     lock: threading.Lock = field(default_factory=threading.Lock)
+    released: threading.Event = field(default_factory=threading.Event)  # what "held" answers wait for
 
     def take(self, name: str, span: str, agent: str) -> str:
         with self.lock:
@@ -75,6 +76,8 @@ class Handler(BaseHTTPRequestHandler):
         data = path.read_bytes()
         if fault == "slow":
             time.sleep(0.05)
+        if fault == "held":
+            self.faults.released.wait(60)
         if fault == "web page":
             return self.answer(200, PAGE, head=head)
         if fault == "flipped bit":
@@ -125,6 +128,14 @@ class Site:
 
     def dataset(self, cache: Path | None = None, check: Any = "read", **options: Any) -> IndexedShards:
         return IndexedShards(Remote(self.url, cache_dir=cache, retry=QUICK, **options), verify=check)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what a thread or a server brings about."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def write(folder: Path) -> None:

@@ -8,15 +8,14 @@ import random
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_server import COUNT, FAULTS, QUICK, Handler, Site, served, served_own, served_shared, written_once
+from shard_server import COUNT, FAULTS, QUICK, Handler, Site, served, served_own, served_shared, until, written_once
 
 from headrace.webdatamodule import (
     DamagedShardError,
@@ -57,13 +56,6 @@ def flat(batches: Iterable[list[int]]) -> list[int]:
 def loader(dataset: Any, *, shuffle: bool = True, workers: int = 1, **options: Any) -> ResumableLoader:
     batches = DistributedBatchSampler(len(dataset), SIZE, num_replicas=1, rank=0, shuffle=shuffle)
     return ResumableLoader(dataset, batches, num_workers=workers, **{"collate_fn": numbers, **options})
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def settle(name: str = "look-ahead") -> None:

@@ -3,10 +3,12 @@ import gzip
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
-from shard_server import COUNT, FAULTS, QUICK, WRONG, Site, served, served_own, served_shared, written_once
+from shard_server import COUNT, FAULTS, QUICK, WRONG, Site, served, served_own, served_shared, until, written_once
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import (
@@ -349,6 +351,25 @@ def test_a_server_that_does_not_answer_is_given_up(site: Site) -> None:
             dataset[1]
     finally:
         release.set()
+
+
+def test_a_server_that_answers_late_is_named_once(site: Site) -> None:
+    dataset, read = site.dataset(timeout=45, max_connections=2), list[Any]()
+    assert dataset[0]["__key__"] == "s000"
+    site.faults.kind, site.faults.times = "held", 99
+    reader = threading.Thread(target=lambda: read.extend(dataset.__getitems__(range(20, 40))))
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        # A third of the timeout would be long for a test.
+        patch.setattr("headrace.webdatamodule.shards.remote.filesystem._SLOW", 0.05)
+        reader.start()
+        until(lambda: len(found) > 0)
+        site.faults.released.set()
+        reader.join()
+    assert [sample["__key__"] for sample in read] == [f"s{number:03d}" for number in range(20, 40)]
+    [message] = [str(one.message) for one in found]
+    assert re.match(r"127.0.0.1:\d+ has not answered all of \d+ requests for 0.05 seconds, each is given up", message)
+    assert "give Remote a smaller max_connections" in message
 
 
 def test_nobody_listens(tmp_path: Path) -> None:

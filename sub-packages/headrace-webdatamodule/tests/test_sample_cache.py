@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from itertools import chain, pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
-from shard_server import COUNT, QUICK, Site, served, served_own, served_shared, write, written_once
+from shard_server import COUNT, QUICK, Site, served, served_own, served_shared, until, write, written_once
 
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -404,13 +403,6 @@ def test_what_is_damaged_after_it_was_planned_is_fetched_together(site: Site, tm
     site.faults.asked.clear()
     assert dataset.__getitems__([*batch, 14])[:-1] == samples
     assert 1 <= len(tars(site)) <= 3  # not one for each member
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def cut(path: Path) -> None:

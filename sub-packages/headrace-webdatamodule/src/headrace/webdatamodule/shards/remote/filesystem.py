@@ -10,9 +10,10 @@ import io
 import os
 import re
 import threading
+import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from importlib import import_module
 from itertools import starmap
@@ -38,7 +39,9 @@ _BLANK = b"\xef\xbb\xbf \t\r\n"
 _SMALL = 1 << 20
 _WINDOW = 32 << 20
 _REQUEST = 4 << 20
+_SLOW = 30.0  # seconds after which a process says what it waits for, or a third of the timeout
 MAX_CONNECTIONS = 128
+_slow_hosts = set[str]()  # that this process has named
 
 
 class UnboundedBodyError(ValueError):
@@ -282,6 +285,26 @@ class RemoteFiles:
         return self._made, str(self._made._strip_protocol(url))
 
 
+@contextmanager
+def slow_warning(urls: Collection[str], timeout: float) -> Iterator[None]:
+    """Warn, once for a host, when the answers to some requests take long; within a coroutine."""
+
+    def warn() -> None:
+        if (host := _host(next(iter(urls)))) in _slow_hosts:
+            return
+        _slow_hosts.add(host)
+        cure = "give Remote a smaller max_connections if it is a small server, which may drop connections"
+        message = f"{host} has not answered all of {len(urls)} requests for {seconds:g} seconds"
+        warnings.warn(f"{message}, each is given up after {timeout:g}: {cure}", stacklevel=2)
+
+    seconds = min(_SLOW, timeout / 3)
+    waiting = asyncio.get_running_loop().call_later(seconds, warn)
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
 class KnownParts:
     """Some parts of a file, which give slices as all of its bytes would; each slice lies in one of them."""
 
@@ -363,7 +386,8 @@ def _get_all(
                 return await _get(system, path, span, most, into or io.BytesIO())
 
     async def gather() -> list[Any]:
-        return await asyncio.gather(*starmap(one, wanted), return_exceptions=True)
+        with nullcontext() if room is None else slow_warning([path for path, _ in wanted], timeout):
+            return await asyncio.gather(*starmap(one, wanted), return_exceptions=True)
 
     made: list[Any] = import_module("fsspec.asyn").sync(system.loop, gather)
     return made

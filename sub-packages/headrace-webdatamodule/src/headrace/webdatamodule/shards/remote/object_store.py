@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from headrace.webdatamodule.shards.remote.filesystem import Span, TrafficCounter, WrongBytesError
+from headrace.webdatamodule.shards.remote.filesystem import Span, TrafficCounter, WrongBytesError, slow_warning
 
 _TOGETHER = 8  # ranges of a file in one call; obstore asks for ten at a time
 _TRIES = 3  # batches that fail one after another before a worker gives up on obstore
@@ -76,8 +76,10 @@ class ObjectStore:
             places.setdefault(url, []).append(place)
         most = self._together
         calls = [(url, own[at : at + most]) for url, own in places.items() for at in range(0, len(own), most)]
-        async with asyncio.timeout(self._timeout if self._came else min(self._timeout, _FIRST)):
-            answers = await asyncio.gather(*(self._call(url, [wanted[at][1] for at in own]) for url, own in calls))
+        seconds = self._timeout if self._came else min(self._timeout, _FIRST)
+        with slow_warning([url for url, _ in wanted], self._timeout):
+            async with asyncio.timeout(seconds):
+                answers = await asyncio.gather(*(self._call(url, [wanted[at][1] for at in own]) for url, own in calls))
         got = [b""] * len(wanted)
         for (_, own), parts in zip(calls, answers, strict=True):
             for place, part in zip(own, parts, strict=True):
