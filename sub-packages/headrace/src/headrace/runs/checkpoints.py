@@ -64,7 +64,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Find all states in a file or a folder.
 
     Raises:
-        FileNotFoundError: There is nothing at the path.
+        FileNotFoundError: The path does not exist.
         CheckpointError: It is damaged, or needs more than plain values and tensors.
         ValueError: It is a folder that is no checkpoint.
     """

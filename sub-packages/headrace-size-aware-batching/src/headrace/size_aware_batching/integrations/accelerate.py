@@ -15,8 +15,8 @@ Batch = TypeVar("Batch")
 class PreparedBatchSampler(Sampler[list[Any]]):
     """Batch sampler of a loader that accelerate prepares; its state is the position of the training loop.
 
-    A prepared loader reads ahead, so the position of a sampler is not that of the loop. This one notes the position of
-    each batch that it gives, and counts what the loop receives through `delivered`. Register it with
+    A prepared loader reads ahead, so the position of a sampler is not that of the loop. This class notes the position
+    of each batch that it yields, and counts the batches that the loop receives through `delivered`. Register it with
     ``accelerator.register_for_checkpointing``: a state resumes on any number of processes, and the prepared loader then
     delivers the rest of the epoch, without ``skip_first_batches``.
 

@@ -1,7 +1,7 @@
 """Micro-batches by length under the names that loops of reinforcement learning and fine-tuning call today.
 
-Each plans with `headrace.size_aware_batching.steps.plan_step`: change an import, and the loop stays as it is. A loop
-that is yours to change does better with `plan_step` itself, which sees all ranks and micro-batches of a step at once.
+All of them plan with `headrace.size_aware_batching.steps.plan_step`: change an import, and the loop stays as it is. If
+you can change the loop, call `plan_step` itself, which sees all ranks and micro-batches of a step at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ Work = Callable[[NDArray[Any]], Any]
 def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> Groups:
     """Divide samples among partitions of nearly equal sums, as verl, slime and OpenRLHF do by Karmarkar-Karp.
 
-    It takes the same arguments as their function and returns the same kind of lists. It knows no cap of tokens: use
-    `micro_batch_indices` or `plan_step` where there is one.
+    It takes the same arguments as their function and returns the same kind of lists. It has no token limit: for one,
+    use `micro_batch_indices` or `plan_step`.
 
     Args:
         seqlen_list: Length or work of each sample, integers or floats >= 0: a list, array or tensor, shape ``[n]``.
@@ -66,15 +66,15 @@ def get_minimum_num_micro_batch_size(
 ) -> int:
     """Return how many micro-batches the samples of a rank need, as slime, miles and OpenRLHF count by first fit.
 
-    Loops call it before `get_seqlen_balanced_partitions`, to which they give no cap. The number is therefore one for
-    which those partitions of the same lengths stay within the cap. Where a loop takes the largest number of all ranks,
-    or balances work instead of lengths, nothing holds the cap but `micro_batch_indices`.
+    Loops call it before `get_seqlen_balanced_partitions`, which has no cap. The returned number is one for which those
+    partitions stay within the cap. If a loop uses the largest number of all ranks, or balances work instead of lengths,
+    only `micro_batch_indices` keeps the cap.
 
     Args:
         total_lengths: Tokens of each sample, shape ``[n]``. A sample over the cap counts as a micro-batch of its own,
             as it does in these loops.
         max_tokens_per_gpu: Cap of a micro-batch, in tokens of one GPU.
-        ring_attn_size: GPUs that share a sequence by context parallelism: they multiply the cap.
+        ring_attn_size: GPUs that share a sequence by context parallelism; the cap is multiplied by it.
         ds_tensor_parallel_size: The same for tensor parallelism, the name as in OpenRLHF.
 
     Returns:

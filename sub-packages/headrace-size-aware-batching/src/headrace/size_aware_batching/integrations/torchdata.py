@@ -9,23 +9,23 @@ _STATE = {"version", "seed", "epoch", "position", "fingerprint"}
 def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampler's own state out of the state of a torchdata ``StatefulDataLoader``.
 
-    Such a loader refuses a state that was saved with another number of workers. The sampler does not: load its state
-    into the sampler instead, before the loader is iterated, and not into the loader. The states of the workers
-    themselves, which only a dataset with ``state_dict`` has, are left out.
+    Such a loader refuses a state that was saved with another number of workers; the sampler accepts it. So load the
+    returned state into the sampler, not into the loader, before the loader is iterated. States of workers, which only
+    datasets with ``state_dict`` have, are left out.
 
     Args:
         loader_state: What ``StatefulDataLoader.state_dict()`` returned, with any number of workers.
 
     Returns:
-        State for ``load_state_dict`` of the ``batch_sampler``, or of the ``sampler``, that the loader was given. One
-        that was saved at the end of an epoch makes the next iteration empty: call ``set_epoch`` for the next epoch.
+        State for ``load_state_dict`` of the loader's ``batch_sampler`` or ``sampler``. After a state from the end of an
+        epoch the next iteration is empty: call ``set_epoch`` for the next epoch.
 
     Raises:
         TypeError: If it is not a mapping.
-        ValueError: If it holds no such state, or not that of the last batch (``snapshot_every_n_steps``), or if batches
-            came out of order (``in_order=False``), or if the loop caught an error of the dataset and went on. To see
-            this when a checkpoint is saved and not when it is needed, save what this function returns. Both at once,
-            ``in_order=False`` and a caught error, can leave a state that looks exact and is not.
+        ValueError: If the state has no sampler's state, or not that of the last batch (``snapshot_every_n_steps``), if
+            batches came out of order (``in_order=False``), or if the loop caught an error of the dataset and continued.
+            Save the result of this function, so that the error appears when a checkpoint is saved and not when it is
+            loaded. If ``in_order=False`` and a caught error come together, a wrong state may not be detected.
 
     Example:
         >>> state = {"version": 1, "seed": 0, "epoch": 2, "position": 40, "fingerprint": "c0ffee"}

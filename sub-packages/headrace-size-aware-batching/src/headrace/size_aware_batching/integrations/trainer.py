@@ -1,4 +1,4 @@
-"""What Hugging Face's ``Trainer`` needs beside a sampler."""
+"""A callback and a loader for Hugging Face's ``Trainer``."""
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,17 +18,17 @@ _LOADER_KEY = "headrace_loader"
 class TrainerGuard:
     """Callback that keeps a Hugging Face ``Trainer`` exact, or stops it.
 
-    A ``Trainer`` resumes by counting steps, so it loses and repeats samples in silence where anything that decides on
-    the batches is not as it was. The guard keeps the sampler's fingerprint, the number of processes and that of
-    accumulated batches in the trainer's checkpoints and refuses others. With ``tokens_per_step`` it accepts other
-    numbers, as the steps stay the same; without, see `TrainerLoader`. It also chooses the sampler's epoch, in a resumed
-    epoch too, and refuses what a ``Trainer`` cannot train on exactly: a loader that distributes a rank's batches once
-    more, epochs of different lengths, of which it would drop the rest, and with ``tokens_per_step`` another number of
-    batches in a step than ``gradient_accumulation_steps``. It reads no data.
+    A ``Trainer`` resumes by counting steps, so it silently loses and repeats samples if the batches have changed. The
+    guard stores the sampler's fingerprint, the number of processes and the number of accumulated batches in the
+    trainer's checkpoints, and refuses to resume with others. With ``tokens_per_step`` other numbers are accepted, as
+    the steps stay the same; without it, see `TrainerLoader`. It also sets the sampler's epoch, after a resume too. It
+    refuses loaders that a ``Trainer`` cannot train on exactly: one that distributes a rank's batches again, epochs of
+    different lengths, whose rest would be dropped, and, with ``tokens_per_step``, steps whose number of batches is not
+    ``gradient_accumulation_steps``. It reads no data.
 
-    The checkpoints also hold the sampler's state with its record of the run, so that ``headrace-runs show
-    checkpoint-500 --step 1234`` tells the samples of any step. The sampler is ahead of the training by the batches that
-    were prefetched; the Trainer resumes by its own count.
+    The checkpoints also hold the sampler's state with its record of the run, so ``headrace-runs show checkpoint-500
+    --step 1234`` lists the samples of any step. The sampler is ahead of the training by the batches that were
+    prefetched; the Trainer resumes by its own count.
 
     Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or to
     return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler.
@@ -158,20 +158,20 @@ class TrainerGuard:
 class TrainerLoader:
     """Loader and callback for a Hugging Face ``Trainer`` that resumes on any number of processes.
 
-    A ``Trainer`` finds its place in an epoch from the number of steps and the length of its loader, which another
-    number of processes changes. This loader has no length, as that of a stream, so the ``Trainer`` counts optimizer
-    steps alone, up to ``max_steps``. The place is the position of a `ResumableLoader`, which the callback stores in
-    the trainer's checkpoints and loads from there. It also ends the trainer's epochs, which may have different
-    lengths, and sets ``state.epoch``, which counts the data. Steps that were done keep their numbers.
+    A ``Trainer`` computes its position in an epoch from the number of steps and the length of its loader, which depends
+    on the number of processes. This loader has no length, like a stream, so the ``Trainer`` only counts optimizer
+    steps, up to ``max_steps``. The callback stores the position of a `ResumableLoader` in the trainer's checkpoints and
+    loads it from there. It also ends the trainer's epochs, which may have different lengths, and sets ``state.epoch``
+    to the passes over the data. Past steps keep their numbers.
 
-    Give it to the ``Trainer`` as a callback, and override ``get_train_dataloader`` to return it as it is. Give
-    ``TrainingArguments`` ``ignore_data_skip=True``, as nothing is skipped, and ``max_steps``, of `max_steps` or of your
-    own.
+    Pass it to the ``Trainer`` as a callback, and override ``get_train_dataloader`` to return it as it is. Pass
+    ``TrainingArguments`` ``ignore_data_skip=True``, as nothing is skipped, and ``max_steps``: the result of `max_steps`
+    or your own number.
 
     Args:
         loader: A `ResumableLoader` of headrace-webdatamodule over this process's batches.
-        accept: What may differ from the run that saved a checkpoint, such as ``{"data"}`` for samples that were
-            appended; see ``ResumableLoader.load_state_dict``.
+        accept: Differences from the checkpoint's run to accept, such as ``{"data"}`` for appended samples; see
+            ``ResumableLoader.load_state_dict``.
 
     Raises:
         TypeError: If ``loader`` is none.
@@ -204,10 +204,10 @@ class TrainerLoader:
         return iter(() if self._done else self._loader)
 
     def max_steps(self, num_train_epochs: int, resume_from_checkpoint: str | Path | None = None) -> int:
-        """Return the optimizer steps of a run of whole epochs: those that were done, and those that are left.
+        """Return the optimizer steps of a run of whole epochs: the steps done and the steps left.
 
-        On as many processes as before it is the same after every resume; on others the epochs have another number of
-        steps.
+        It stays the same after a resume on as many processes; on another number of processes the epochs have another
+        number of steps.
 
         Where the run changes (``exclude``, ``skip`` or ``reweight`` of the loader), its epochs become shorter or
         longer: training that got this number ends with the last epoch all the same, and sets ``state.max_steps``. The

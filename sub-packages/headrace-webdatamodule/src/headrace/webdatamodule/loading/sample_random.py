@@ -74,15 +74,15 @@ _reading: ContextVar[SampleRandom | None] = ContextVar("headrace_sample", defaul
 
 
 def sample_rng() -> np.random.Generator:
-    """The random generator of the sample that is being read, for a dataset's `__getitem__`, a transform or a decoder.
+    """Return the random generator of the sample being read: for a dataset's `__getitem__`, a transform or a decoder.
 
-    With `seed_per="sample"`. Its numbers depend on the seed of the loader, the epoch and the sample alone: they are the
-    same with any number of ranks and workers, and after a resume. A sample that comes several times in an epoch has
-    other numbers each time. The generator is made when it is first asked for, and within a sample it is always the
-    same object: a `numpy.random.Philox` keyed with (seed, epoch, index).
+    The loader must have `seed_per="sample"`. The numbers depend only on the loader's seed, the epoch and the sample:
+    they are the same with any number of ranks and workers, and after a resume. A sample that comes several times in an
+    epoch gets other numbers each time. Within a sample, every call returns the same generator: a `numpy.random.Philox`
+    keyed with (seed, epoch, index).
 
     Raises:
-        RuntimeError: No loader with `seed_per="sample"` reads a sample.
+        RuntimeError: No loader with `seed_per="sample"` is reading a sample.
 
     >>> from headrace.webdatamodule import ResumableLoader
     >>> class Noisy:

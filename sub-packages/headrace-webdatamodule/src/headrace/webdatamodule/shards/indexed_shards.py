@@ -44,9 +44,9 @@ _VERIFY = ("read", "open", "none")
 class IndexedShards:
     """The samples of indexed shards as a map-style dataset, for torch's `DataLoader` and for anything else.
 
-    A sample is a dictionary as webdataset makes it, `{"__key__": its key, member key: decoded member}`. Shards are
-    mapped when they are first read, by each process for itself, so that the dataset is sent to workers in a few bytes.
-    What is read is what was indexed: a shard or an index that was changed is an error that names the place.
+    A sample is a dictionary as webdataset makes it, `{"__key__": its key, member key: decoded member}`. Each process
+    maps a shard when it first reads it, so a dataset is sent to workers in a few bytes. A shard or an index that has
+    changed since it was indexed is an error that names the place.
 
     Args:
         source: A directory that `index_shards` has indexed, the path of its `manifest.json`, or indexed tar files: a
@@ -56,16 +56,16 @@ class IndexedShards:
         decode: Bytes to objects. `decode_member`, by extension, when not given; None leaves bytes; a function receives
             the member's key and its bytes; a mapping holds functions of bytes (or None) for some members, while the
             others are decoded by extension.
-        transform: Receives the decoded sample, and returns what the dataset gives.
+        transform: Receives the decoded sample, and returns the item of the dataset.
         verify: When to compare checksums: of each member on every "read" of it, of a whole shard on "open", or "none".
         allowed_classes: What pickles may use; see `decode_member`.
-        max_open: How many shards a process keeps open; the least recently used are closed. None: by the limit of file
-            descriptors.
+        max_open: Maximum number of shards that a process keeps open; the least recently used are closed. None: derived
+            from the limit of file descriptors.
         max_bytes: Maximum bytes of one member, and of the memory for its default decoding, its unpacked form included.
             Default 2 GiB.
 
     Raises:
-        FileNotFoundError: There is nothing at the path.
+        FileNotFoundError: The path does not exist.
         ShardError: There is no index or no manifest, or it is damaged.
         TypeError: A number is no int.
         ValueError: An argument is not allowed.
@@ -275,14 +275,14 @@ class IndexedShards:
         return self.iterate()
 
     def iterate(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """Read samples in a row, faster than by their positions.
+        """Read consecutive samples, faster than one by one.
 
         Args:
             start: The first one.
             stop: The one after the last; the end when None.
 
         Yields:
-            The samples; all that come before a damaged one, and then its error.
+            The samples. A damaged one raises its error after all samples before it.
 
         Raises:
             ValueError: The range is not in 0 to `len(self)`.
@@ -332,7 +332,7 @@ class IndexedShards:
 
     @property
     def keys(self) -> SampleKeys:
-        """The keys of all samples, a sequence; each is made from its index when it is asked for."""
+        """The keys of all samples, a lazy sequence: each key is read from the index when it is accessed."""
         return SampleKeys(len(self), self.key)
 
     def key(self, index: int) -> str:
@@ -359,7 +359,7 @@ class IndexedShards:
         return self._shards.path(self._find(index)[0])
 
     def offset_of(self, index: int) -> int:
-        """Where the data of a sample's first member begin in its shard, in bytes.
+        """Byte offset of a sample's first member in its shard.
 
         Args:
             index: The sample's position; negative ones count from the end.
@@ -413,7 +413,7 @@ class IndexedShards:
         return self._fingerprint_of(len(self._shards.samples))
 
     def prefix_fingerprint(self, n_samples: int) -> str | None:
-        """The fingerprint of the first shards, which hold so many samples together; None if no such shards do."""
+        """The fingerprint of the first shards that hold exactly `n_samples` samples; None if no shard ends there."""
         ends = [0, *self._ends]
         # Of several, as shards may be empty, the most: they are the ones that a set of them alone has.
         return self._fingerprint_of(bisect_right(ends, n_samples) - 1) if n_samples in ends else None
@@ -423,7 +423,7 @@ class IndexedShards:
         return blake2b(content.encode(), digest_size=16).hexdigest()
 
     def close(self) -> None:
-        """Close all files; what is read afterwards is opened again."""
+        """Close all files; later reads open them again."""
         if self._ahead is not None:
             self._look_ahead([], anew=True)
         self._flush()

@@ -302,10 +302,9 @@ def decode_member(
         key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
         data: The member's bytes.
         allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
-        max_bytes: Maximum bytes held at once: those of the member, of its unpacked form, and of the decoded object.
-            Default 2 GiB, enough for arrays and images of half of it, and for pickled ones of a third. Each byte of
-            JSON counts as 64, so that 33 MB are read by default; a pickle that may hold more than fits counts 256 bytes
-            for each of its instructions.
+        max_bytes: Maximum bytes in memory at once: the member, its decompressed form and the decoded object together.
+            The default of 2 GiB allows arrays and images of 1 GiB, and pickled arrays of 700 MB. A byte of JSON counts
+            as 64 bytes, so the default allows 33 MB of JSON. An instruction of a large pickle counts as 256 bytes.
 
     Returns:
         The object.
@@ -375,24 +374,24 @@ class MemberDecoder:
 def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = (), max_bytes: int = MAX_BYTES) -> Any:
     """Unpickle data without running code that the pickle chooses.
 
-    Tensors (on the CPU wherever they were), parameters, numpy arrays, scalars and dtypes, and Python's
-    builtin containers and numbers load as they are. Every other class or function is refused by name, and so is
-    a class of numpy's or torch's as a value (scalar classes and builtin ones load). A pickle may hold 1,000
-    object arrays and 10,000 defaultdicts, and keys up to 100 levels deep: more of them, nested, would overflow
-    the C stack. What its calls copy counts as memory, and so does each instruction of a large one, with 256 bytes.
+    It loads tensors (always onto the CPU), parameters, numpy arrays, scalars and dtypes, and Python's builtin
+    containers and numbers. Every other class or function is refused by name. A class as a value is refused, too, unless
+    it is a builtin or a numpy scalar class. A pickle may hold at most 1,000 object arrays, 10,000 defaultdicts, and
+    keys nested 100 levels deep, because more could overflow the C stack. Copies that its calls make count as memory,
+    and each instruction of a large pickle counts as 256 bytes.
 
     Args:
         data: The bytes of one pickle, of any protocol.
-        allowed_classes: Classes or functions that the pickle may use besides: the objects themselves, or
-            their names as "module.QualifiedName". They are trusted with any argument.
-        max_bytes: Most bytes that the objects may take; what the classes of the line above make is not known.
+        allowed_classes: More classes or functions that the pickle may use: the objects themselves, or their names as
+            "module.QualifiedName". The pickle may call them with any argument.
+        max_bytes: Maximum bytes of the loaded objects; memory that the `allowed_classes` take is not counted.
 
     Returns:
         The object.
 
     Raises:
         UnsafePickleError: When the pickle asks for something that is not allowed; the message names it.
-        DecodeError: When the bytes are no whole pickle, the objects take too much, or there are more bytes behind it.
+        DecodeError: When the pickle is incomplete, needs too much memory, or is followed by more bytes.
         TypeError: When data is not bytes.
         ValueError: When an entry of allowed_classes is no class, function or name.
 

@@ -72,18 +72,18 @@ def index_shards(
 ) -> Manifest:
     """Index the tar files of a directory: a `.hri` file beside each one, and `manifest.json` last.
 
-    The indexes of several shards are written once more in one file, `manifest.hrs`, which readers open at once.
+    One more file, `manifest.hrs`, holds the indexes of all shards, so that readers open a single file.
 
-    An index that is there already and fits its shard is kept: a shard counts as the same when its size, three
-    pieces of its content and the order of the two files' times say so. `verify_shards` reads everything. Where all
-    is as it should be nothing is written, so that the directory may be read-only.
+    An existing index that fits its shard is kept. A shard counts as unchanged if its size and three pieces of its
+    content match the index, and the index is newer; `verify_shards` reads everything. If nothing has changed, nothing
+    is written, so the directory may be read-only.
 
     Args:
-        directory: Where the tar files lie; all that end with `.tar`, in the order of their names.
-        executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
-        drop_columns: Forget the columns of an earlier manifest when the shards are others than then. Sizes that a
-            data module asked a function for are forgotten in any case, and asked for again.
-        force: Read and index all shards anew, whatever there is.
+        directory: Directory of the tar files; all files that end with `.tar` are used, in the order of their names.
+        executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; None: one after another.
+        drop_columns: Drop the columns of an earlier manifest if the shards have changed. Sizes that a data module
+            computed with a function are dropped in any case, and computed again.
+        force: Read and index all shards again, even if their indexes fit.
 
     Returns:
         The manifest.
@@ -91,13 +91,13 @@ def index_shards(
     Raises:
         FileNotFoundError: There is no such directory, or there are no tar files in it.
         PermissionError: The directory is read-only: index a folder of symbolic links to the tar files.
-        IndexVersionError: There is an index of another release, without `force`.
+        IndexVersionError: An index was written by another release, and `force` is False.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
-        ManifestError: The columns of an earlier manifest do not fit the shards any more; or `write_shards` was stopped
-            before all shards that it had planned were there.
+        ManifestError: The columns of an earlier manifest no longer fit the shards, or `write_shards` was stopped before
+            it had written all planned shards.
 
     Warns:
-        SkippedMembersWarning: Members of the shards are no part of a sample.
+        SkippedMembersWarning: Some members belong to no sample.
     """
     folder = expanded(directory)
     unfinished = unfinished_write(folder)

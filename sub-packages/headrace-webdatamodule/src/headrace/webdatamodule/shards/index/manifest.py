@@ -56,8 +56,8 @@ class ShardEntry:
         name: File name of the tar file, in the manifest's directory.
         nbytes: Its size.
         samples: How many samples it has.
-        index: The checksum of its index, 16 hexadecimal digits; it stands for each byte of the shard.
-        skipped: How many of its members are no part of a sample, directories aside.
+        index: The checksum of its index, 16 hexadecimal digits; it covers every byte of the shard.
+        skipped: Number of its members that belong to no sample, without directories.
     """
 
     name: str
@@ -82,9 +82,9 @@ class ColumnEntry:
 
     Args:
         name: Name of the column.
-        dtype: Of the array, as numpy writes it.
+        dtype: Data type of the array, as numpy writes it.
         file: File name of the `.npy` file, in the manifest's directory.
-        checksum: Of the file, 16 hexadecimal digits.
+        checksum: Checksum of the file, 16 hexadecimal digits.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Manifest:
         return replace(self, columns=(*others, column))
 
     def to_json(self) -> str:
-        """The text of the file; there is only one for one content."""
+        """The text of the file; equal contents give equal texts."""
         table = {
             "format": "headrace-shards",
             "version": MANIFEST_VERSION,
@@ -157,7 +157,7 @@ class Manifest:
         """Read a text that `to_json` gave.
 
         Raises:
-            ManifestError: It is something else, of another version, or does not fit its fingerprint.
+            ManifestError: The text is not a manifest, has another version, or does not match its fingerprint.
         """
         if len(text) > MOST_MANIFEST_BYTES:
             raise ManifestError(f"the manifest has {len(text)} bytes, more than the {MOST_MANIFEST_BYTES} allowed")
@@ -176,7 +176,7 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: str | Path) -> Manifest:
-        """Read the manifest of the directory of the shards; a ManifestError when it is missing or damaged."""
+        """Read the manifest of a directory of shards; a ManifestError if it is missing or damaged."""
         folder = expanded(directory)
         path = folder / NAME
         try:
@@ -190,7 +190,7 @@ class Manifest:
             raise
 
     def save(self, directory: str | Path) -> None:
-        """Write the manifest to the directory of the shards, whole or not at all; nothing when it is there already."""
+        """Write the manifest to the directory of the shards atomically; an equal one is left as it is."""
         path, data = expanded(directory) / NAME, self.to_json().encode()
         if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
             sync_directory(path.parent)  # the names of what it lists reach the disk first
@@ -239,12 +239,12 @@ def _require(holds: object, message: str) -> None:
 
 
 def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manifest:
-    """Store an array with one row for each sample beside the shards, and write the manifest anew.
+    """Store an array with one row for each sample beside the shards, and update the manifest.
 
     Args:
-        directory: Where the shards and their manifest lie.
-        name: Name of the column; it becomes a part of a file name. A column of the same name is replaced.
-        values: The array, shape [n_samples, ...]; in the order of the manifest's shards and their samples.
+        directory: Directory of the shards and their manifest.
+        name: Name of the column, which is also part of a file name. An existing column of this name is replaced.
+        values: The array, shape [n_samples, ...], in the order of the samples.
 
     Returns:
         The new manifest.
@@ -332,7 +332,7 @@ def _compare(data: bytes | memoryview, checksum: str) -> None:
 
 
 def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDArray[Any]:
-    """Map a column; all of it is compared with its checksum.
+    """Map a column into memory, after its checksum is verified.
 
     Args:
         directory: Where the shards lie.
@@ -340,11 +340,11 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
         name: Name of the column.
 
     Returns:
-        The array, read-only, shape [n_samples, ...]. A large one is a map, shared by all processes: to cut its file
-        while it is used, instead of replacing it, kills each process that reads it.
+        The array, read-only, shape [n_samples, ...]. All processes share the map of a large one. Never truncate its
+        file in place while it is in use: that kills each process that reads it. Replace the file instead.
 
     Raises:
-        ManifestError: There is no such column, or its file is damaged or another one.
+        ManifestError: There is no such column, or its file is damaged or has changed.
     """
     entry = column_entry(manifest, name)
     return checked_column(manifest, entry, lambda: _opened(expanded(directory) / entry.file, entry.checksum))

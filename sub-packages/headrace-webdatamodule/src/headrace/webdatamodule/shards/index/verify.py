@@ -53,7 +53,7 @@ class Fault:
         shard: Path of the tar file.
         sample: Key of the sample.
         member: Name of the member.
-        offset: Byte in the tar file: of the member's header, or where the damage begins.
+        offset: Byte offset in the tar file of the member's header, or of the first damaged byte.
     """
 
     message: str
@@ -72,14 +72,14 @@ class Fault:
 
 
 def verify_shards(directory: str | Path, *, executor: Executor | None = None) -> list[Fault]:
-    """Read all bytes of a directory's shards, indexes, columns and manifest, and find each damage.
+    """Read all bytes of a directory's shards, indexes, columns and manifest, and report every fault.
 
     Args:
         directory: Where they lie.
         executor: Reads shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
 
     Returns:
-        The faults, those of the manifest first, then in the order of the shards; empty when all is well.
+        The faults: those of the manifest first, then in the order of the shards; empty if there are none.
 
     Raises:
         NotADirectoryError: There is no such directory.

@@ -31,13 +31,13 @@ _CHANCE = random.SystemRandom()  # transforms draw from the process's generator,
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often to ask for what failed to come, and how long to wait in between.
+    """How often a failed request is repeated, and how long to wait in between.
 
     Args:
-        max_attempts: How often to ask in all. File systems that ask again by themselves, as s3fs does, are asked
-            twice at most.
-        backoff: Seconds before the second attempt; doubled each time, and up to a half more by chance.
-        max_backoff: Seconds between two attempts, at most.
+        max_attempts: Attempts in all, the first included. File systems that repeat requests themselves, such as s3fs,
+            get at most two.
+        backoff: Seconds before the second attempt; doubled each time, plus a random part of up to a half.
+        max_backoff: Maximum seconds between two attempts.
 
     Raises:
         TypeError: `max_attempts` is no int.
@@ -54,7 +54,7 @@ class RetryPolicy:
         check_seconds("max_backoff", self.max_backoff)
 
     def seconds(self, attempts: int) -> float:
-        """How long to wait after some attempts."""
+        """Seconds to wait after so many attempts."""
         wait = min(self.max_backoff, self.backoff * 2.0 ** (attempts - 1))
         return wait * _CHANCE.uniform(1, 1.5)
 

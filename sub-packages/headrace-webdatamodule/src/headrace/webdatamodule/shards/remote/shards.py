@@ -79,7 +79,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Remote:
-    """The place of shards on another machine, and how to read them. `IndexedShards` takes it, or its URL alone.
+    """Shards on another machine, and how to read them. `IndexedShards` takes it, or its URL alone.
 
     Without a cache, members of a batch that lie close together are read in one request. A cache with room for all
     shards downloads and checks each whole shard when it is first used. A smaller cache keeps the samples that were
@@ -100,11 +100,11 @@ class Remote:
             that workers fetch ahead: there at most 2 % of the bytes are fetched and not used.
         retry: How often to ask for ranges that failed.
         timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
-        lookahead: Bytes of coming batches that each worker of a `ResumableLoader` fetches while it makes earlier ones;
-            0 fetches a batch when it is read. Only for shards that are read in parts.
-        obstore: Options of [obstore](https://developmentseed.org/obstore)'s store for such a URL, with which workers
-            fetch coming batches, for a fraction of the processor time; `{}` for none. None fetches them through fsspec,
-            as all else is. Credentials are given to both.
+        lookahead: Bytes of coming batches that each worker of a `ResumableLoader` prefetches; 0 turns it off. Only for
+            shards that are read by ranges.
+        obstore: Options of [obstore](https://developmentseed.org/obstore)'s store for this URL, `{}` for none: workers
+            then prefetch through obstore, which takes a fraction of the processor time. None: they prefetch through
+            fsspec, which reads everything else in any case. Give credentials to both.
         max_connections: Ranges that each process reads at the same time. A node has as many processes as all its ranks
             have workers.
 
