@@ -262,20 +262,19 @@ class OOMRescue(Callback):
 
 
 class TokensPerStep(Callback):
-    """Lets a trainer accumulate as many batches as each step of the optimizer has, with ``tokens_per_step``.
+    """Sets Lightning's gradient accumulation to the number of batches of each step, for ``tokens_per_step``.
 
-    It sets ``trainer.accumulate_grad_batches`` before each batch, whatever the loader has read ahead, in a resumed
-    epoch and on other ranks too. The trainer divides the loss of each batch by that number. ``max_steps``,
-    ``global_step`` and schedulers with ``interval="step"`` count steps of the optimizer; take the length of a schedule
-    from ``num_optimizer_steps`` of the sampler, and not from ``trainer.estimated_stepping_batches``.
+    It sets ``trainer.accumulate_grad_batches`` before each batch. This is right also when the loader prefetches, in a
+    resumed epoch, and on another number of ranks. The trainer divides the loss of each batch by that number.
+    ``max_steps``, ``global_step`` and schedulers with ``interval="step"`` count steps of the optimizer; use the
+    sampler's ``num_optimizer_steps`` as the length of a schedule, not ``trainer.estimated_stepping_batches``.
 
     Args:
-        sampler: The batch sampler, with ``accumulation``; by default that of the training's loader, also in a data
-            module of headrace.
+        sampler: The batch sampler, which has ``accumulation``; by default that of the training loader.
 
     Raises:
-        ValueError: From ``fit``, where the loader has no such sampler, the module optimizes by itself, the strategy
-            accumulates by itself (DeepSpeed), or the trainer has an ``accumulate_grad_batches`` of its own.
+        ValueError: In ``fit``, if the loader has no such sampler, the module uses manual optimization, the strategy
+            accumulates by itself (DeepSpeed), or the trainer's ``accumulate_grad_batches`` is set.
 
     >>> # lightning.Trainer(callbacks=[TokensPerStep()])
     """
@@ -292,7 +291,7 @@ class TokensPerStep(Callback):
         return f"{type(self).__name__}({of})"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check what trains."""
+        """Check the loader, the module and the strategy."""
         refuse_manual_optimization(pl_module, type(self).__name__)
         if trainer.strategy.handles_gradient_accumulation:
             raise ValueError(
@@ -307,7 +306,7 @@ class TokensPerStep(Callback):
         self.on_train_epoch_start(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Begin an epoch; a loader keeps as many positions as it may have to go back."""
+        """Begin an epoch with the accumulation of its steps."""
         batches = trainer.fit_loop.epoch_loop.batch_idx + 1
         trainer.accumulate_grad_batches = BatchesOfStep(self._accumulation(trainer).max(initial=1), batches)
         self._begun = None
@@ -319,7 +318,7 @@ class TokensPerStep(Callback):
         batch: Any,  # noqa: ARG002 -- Lightning's hook
         batch_idx: int,
     ) -> None:
-        """Say how many batches the step has that this one belongs to."""
+        """Set the number of batches of this batch's step."""
         if self._begun is None:
             counts = self._accumulation(trainer)
             self._begun = batch_idx, counts, np.cumsum(counts)
@@ -330,11 +329,11 @@ class TokensPerStep(Callback):
         trainer.accumulate_grad_batches = BatchesOfStep(counts[step], first + int(ends[step] - counts[step]))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 -- Lightning's hook
-        """Leave the trainer as it was."""
+        """Restore the trainer's setting."""
         trainer.accumulate_grad_batches = 1
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002 -- Lightning's hook
-        """Leave the trainer as it was."""
+        """Restore the trainer's setting."""
         self.on_train_end(trainer, pl_module)
 
     def _accumulation(self, trainer: Trainer) -> Any:

@@ -161,8 +161,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
             begins or ``len()`` is asked for, so that the sampler may be built before the process group.
         rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for code that
-            distributes batches itself, such as accelerate's ``prepare``. ``tail="split"`` then halves the longest of
-            the last ones.
+            distributes batches itself, such as accelerate's ``prepare``. If the last batches do not suffice for all
+            ranks, ``tail="split"`` halves the longest of them.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
             ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
         max_length: Sizes count as at most this; the collate function has to cut the samples. For sizes of shape

@@ -193,7 +193,7 @@ class RunChanges(Sampler[list[Any]]):
     def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
         """Change the weights of the mixture that is the ``sampler``; call it on every rank at the same step.
 
-        Passes over its sources go on unbroken, and shares are exact before and after. States hold the change.
+        Passes over its sources continue, and shares are exact before and after. States hold the change.
 
         Args:
             weights: As the mixture was given them, for the same sources.
@@ -269,7 +269,7 @@ class RunChanges(Sampler[list[Any]]):
         self._planner = self._plans = None
 
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
-        """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
+        """Continue with another number of ranks in the running process: the rest of the epoch is distributed to them.
 
         Call it on every rank at the same step, after a launcher has made the new process group.
 

@@ -259,17 +259,18 @@ def plan_step(
 ) -> StepPlan:
     """Plan one optimizer step: which rank runs which samples in which micro-batch.
 
-    For samples that are only known when the step begins, such as the answers that a model has just written. Every rank
+    For samples that are known only when the step begins, such as answers that a model has just generated. Every rank
     gets the same number of micro-batches, the fewest for which a packing is found; no micro-batch exceeds a budget and
     none is empty; each sample comes once. Then the work is balanced. No process group is needed: the same arguments
     give the same plan on every rank and platform, since all that is compared are integers.
 
-    **The bound.** A micro-batch with the j-th most work has at least ``low[j]``, as the largest samples need several,
-    and at most ``up[j]``, what the densest samples that fit the budget make. For ``meet="micro_batch"``: in the best
-    order micro-step k holds R neighbours by work and ends with its first, M[k]; so the whole work is at most the sum
-    of min(M[k], up[kR + i]) over all k and i < R, and the least sum of M >= low that allows this is the bound. For
-    ``meet="step"``: the largest rank has at least the mean; some rank gets q + 1 of the qR + 1 heaviest samples; and
-    the rank of the heaviest has K - 1 other micro-batches, and all that the other ranks have no room for.
+    **The bound.** Sort the micro-batches by work, the most first. The j-th of them has at least work ``low[j]``,
+    because the largest samples need several micro-batches, and at most ``up[j]``, the most work that fits into the
+    budget. With ``meet="micro_batch"`` the best order puts R neighbours into each micro-step k, which lasts as long as
+    its first, M[k]. So the total work is at most the sum of min(M[k], up[kR + i]) over all k and i < R; the bound is
+    the least sum of M >= low that satisfies this. With ``meet="step"`` three bounds hold for the largest rank: the
+    mean; the q + 1 lightest of the qR + 1 heaviest samples, as some rank gets so many of them; and, for the rank of the
+    heaviest sample, K - 1 further micro-batches and all samples for which the other ranks have no room.
 
     Args:
         sizes: Size of each sample, in any form that `DistributedSizeAwareBatchSampler` takes; shape ``[n]``, or
@@ -291,11 +292,12 @@ def plan_step(
             over the micro-steps of the largest rank's work is minimised. ``"step"``: once, at the end of the step
             (gradient accumulation under ``no_sync``), so the largest rank's work of the whole step is.
         multiple_of: The number of micro-batches is a multiple of this, such as the virtual stages of a pipeline.
-        pad: Whether too few samples are repeated: the one with least work, for each micro-batch that would be empty.
-            They are in ``repeated``. Else too few are an error.
+        pad: If there are fewer samples than micro-batches, whether the sample with the least work is repeated in each
+            empty one; ``repeated`` lists them. False: an error.
         group_by: Group of each sample, shape ``[n]``, numbers or strings: samples of one group, such as the answers to
             one prompt, stay together (``cost="sum"`` only).
-        group_on: Where they do: on one ``"rank"``, or in one ``"micro_step"``, micro-batch k of all ranks.
+        group_on: Where a group stays together: on one ``"rank"``, or in one ``"micro_step"``, which is micro-batch k of
+            all ranks.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error; give it its
             ``"own_batch"``, over the budget (samples of size 0 may share it); or ``"split"`` it into full pieces and a
             rest, as `DistributedSizeAwareBatchSampler` does (whole sizes of shape ``[n]``, ``cost="sum"``), see

@@ -473,7 +473,7 @@ class ResumableLoader(EpochLoader):
         return found
 
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
-        """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
+        """Continue with another number of ranks in the running process: the rest of the epoch is distributed to them.
 
         Call it on every rank at the same step, after a launcher has made the new process group. A rank that joins makes
         a loader, and loads the state of the others. The ranks compare their plans as at the beginning of an epoch.

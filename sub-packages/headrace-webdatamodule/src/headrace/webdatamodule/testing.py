@@ -19,22 +19,22 @@ def check_resumes(
     most_cuts: int = _MOST_CUTS,
     load: Callable[[Any, Any], None] | None = None,
 ) -> None:
-    """Check that something that is iterated in epochs resumes exactly.
+    """Check that a sampler, loader or dataset resumes exactly.
 
-    It has ``__iter__``, ``set_epoch``, ``state_dict`` and ``load_state_dict``; what is checked of ``len()`` and
-    ``remaining`` is checked where they are there. Each epoch is cut at every place, a new object loads the state, and
-    what it delivers has to be the rest, item by item. Then the rule of epochs is checked: a state of an older epoch
-    than one that was chosen and not iterated yet is ignored, and nothing else moves a position but iterating,
-    ``set_epoch`` of another epoch and ``load_state_dict``.
+    The object needs ``__iter__``, ``set_epoch``, ``state_dict`` and ``load_state_dict``; ``len()`` and ``remaining``
+    are checked if it has them. Each epoch is cut at every position: a new object loads the state there, and must
+    deliver exactly the rest. Then the rule of epochs is checked: if ``set_epoch`` chose an epoch that was not iterated
+    yet, a state of an older epoch is ignored; and only iterating, ``set_epoch`` of another epoch and
+    ``load_state_dict`` move the position.
 
     Args:
-        make: Makes a new object, in its first epoch, at its beginning; each time an equal one.
+        make: Makes a new object at the beginning of its first epoch, an equal one each time.
         epochs: How many epochs to check, at least 3; each has to deliver at least 2 items.
-        most_cuts: Places at which an epoch is cut at most, spread evenly.
+        most_cuts: Maximum number of positions at which an epoch is cut, evenly spread.
         load: How to load a state into a new object; by default ``new.load_state_dict(state)``.
 
     Raises:
-        AssertionError: Naming the epoch, the place, and what was delivered instead.
+        AssertionError: Something differs; the message names the epoch, the position and the items.
 
     >>> class Forgetful:
     ...     epoch = 0

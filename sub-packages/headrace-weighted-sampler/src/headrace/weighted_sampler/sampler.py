@@ -336,15 +336,15 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def reweight(self, weights: Weights, position: int | None = None) -> int:
         """Change the weights from a position on; call it on every rank at the same sample.
 
-        Passes over the sources go on unbroken, and shares are exact before and after. The change is one more entry of
-        the schedule. A resumed run needs it: give the returned position and the weights to ``schedule=``, or call this
+        Passes over the sources continue, and shares are exact before and after. The change is one more entry of the
+        schedule. A resumed run needs it: give the returned position and the weights to ``schedule=``, or call this
         method with both before ``load_state_dict``; a state is refused without it.
 
         Args:
             weights: As at construction, for the same sources.
             position: Of the endless sequence: samples of all ranks and epochs. By default the first position not taken
                 yet: in a running iteration after the samples that it has yielded, with batch samplers after those that
-                ``take`` has returned. Loaders with workers have read ahead of the training by then.
+                ``take`` has returned. Loaders with workers are ahead of the training.
 
         Returns:
             The position.
@@ -389,11 +389,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     @property
     def reweights(self) -> list[list[Any]]:
-        """Changes of the weights that a batch sampler made in mid-run: what its states hold of the mixture.
+        """Changes of the weights that a batch sampler made in mid-run; its states store them.
 
         ``[[position, [weight, ...]], ...]``, with a weight for each source in the order of their samples, in JSON: an
-        int, or a fraction such as ``"3/10"``. They come beside those of ``schedule`` and `reweight`, which states do
-        not hold. Batch samplers set them when a state is loaded.
+        int, or a fraction such as ``"3/10"``. They add to those of ``schedule`` and `reweight`, which states do not
+        store. Batch samplers set them when a state is loaded.
         """
         return [[position, list(weights)] for position, weights in self._reweights]
 
@@ -414,9 +414,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._plan(instead=before)
 
     def reweighted(self, weights: Weights, position: int) -> list[list[Any]]:
-        """Return `reweights` with one more change, which replaces those at its position and behind; nothing changes.
+        """Return `reweights` with one more change, which replaces all from its position on; the sampler is unchanged.
 
-        For batch samplers, which know what they have used of what they have taken.
+        For batch samplers, which know how many of the samples that they took were delivered.
 
         Args:
             weights: As at construction, for the same sources, or as `reweights` has them.

@@ -69,8 +69,8 @@ class PackedCollate:
     ``"piece_start"``, which `SplitDataset` adds, or it is cut here, by ``oversize="split"``; both give the same batch.
     Positions of the ``"flat"`` layout go on from there, and ``"piece_start"`` is in the batch, int64, shape ``[n]``,
     without sequences of padding. With ``"huggingface"`` each sequence counts from its own beginning and the key is
-    dropped: models look for the beginnings of sequences in ``position_ids``, and a piece from 4096 on behind a sample
-    of 4096 tokens would be taken for the rest of it.
+    dropped: models find the beginnings of sequences where ``position_ids`` are 0 or do not continue. A piece whose
+    positions begin at 4096, behind a sample of 4096 tokens, would look like its continuation.
 
     A pack can be padded to the shapes that kernels and compilers need. Padding after a sample belongs to its sequence:
     causal attention does not see it, other kernels need ``lengths``. Padding after the last sample forms separate

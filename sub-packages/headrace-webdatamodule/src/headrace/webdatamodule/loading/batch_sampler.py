@@ -240,10 +240,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
         Args:
             state: The result of `state_dict`.
-            accept: What may differ from the run that saved it: "batch_size", "drop_last", "shuffle", and "data" for
-                samples that were appended. The rest of the epoch, new samples included, is delivered with these
-                arguments; what `drop_last` has left out at the end of an epoch stays out of it. With a `sampler` data
-                may grow at the beginning of an epoch only.
+            accept: Differences from the run that saved it to accept: "batch_size", "drop_last", "shuffle", and "data"
+                for appended samples. The rest of the epoch, new samples included, is delivered with these arguments;
+                samples that `drop_last` left out of an ended epoch stay out. With a `sampler` data may grow at the
+                beginning of an epoch only.
 
         Raises:
             TypeError: It is no state.
@@ -331,8 +331,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
     def exclude(self, indices: Iterable[int]) -> None:
         """Leave samples out from now on, in every epoch; call it on every rank at the same step.
 
-        Batches that were taken before keep them. With workers these are ahead of the training loop: there call
-        `ResumableLoader.exclude`. States hold the samples.
+        Batches taken before still contain them. Workers take batches ahead of the training loop: with a
+        `ResumableLoader` call its own `exclude`. States store the samples.
 
         Args:
             indices: Samples, 0 to `n_samples - 1`.
@@ -375,14 +375,14 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return stretch.order(start, stop)
 
     def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
-        """Change the weights of the mixture that is the `sampler`; call it on every rank at the same step.
+        """Change the weights of the mixture given as `sampler`; call it on every rank at the same step.
 
-        Passes over its sources go on unbroken, and shares are exact before and after. States hold the change.
+        Passes over its sources continue, and shares are exact before and after. States hold the change.
 
         Args:
             weights: As the mixture was given them, for the same sources.
-            draw: Where they begin, in draws of the mixture since epoch 0. By default the next multiple of 1,024 that
-                was not delivered.
+            draw: First draw with the new weights, counted since epoch 0. By default the next multiple of 1,024 that was
+                not delivered.
 
         Returns:
             That draw, and the step of the run that has it.
@@ -451,7 +451,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return other
 
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
-        """Go on with other ranks in the running process: the rest of the epoch is distributed to them.
+        """Continue with another number of ranks in the running process: the rest of the epoch is distributed to them.
 
         Call it on every rank at the same step, after a launcher has made the new process group.
 
@@ -554,7 +554,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     @property
     def fingerprint(self) -> str:
-        """Stands for the samples, the batch size, the order and the seed."""
+        """Identifies the samples, the batch size, the order and the seed."""
         return self._fingerprint_with(own_fingerprint(self.sampler), self.n_samples, self._options)
 
     def _epoch_fingerprint(
@@ -575,7 +575,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     @property
     def order_digest(self) -> str:
-        """Stands for an order that says nothing of itself; ranks compare it before an epoch."""
+        """Digest of an order without a fingerprint of its own; ranks compare it before an epoch."""
         if self.sampler is None or own_fingerprint(self.sampler) is not None:
             return ""
         return hashlib.blake2b(self._list(self.epoch).tobytes(), digest_size=8).hexdigest()

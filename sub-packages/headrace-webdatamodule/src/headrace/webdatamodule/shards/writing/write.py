@@ -79,14 +79,14 @@ def write_shards(
 ) -> Manifest:
     """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, each with its index.
 
-    A shard gets its name once it is complete on the disk; the manifest, which readers trust, comes last. The bytes
-    depend only on the samples. If the number of samples is known, the samples of each shard are decided beforehand, and
-    each shard is a task of its own; after a run was killed, the next one keeps its complete shards and writes the rest.
-    Samples of a generator are written in this process as they come; after a kill, the next run starts over. A second
-    process that writes to the directory waits for the first.
+    A shard gets its final name when it is complete on the disk; the manifest comes last. The bytes depend only on the
+    samples. If the number of samples is known, the samples of each shard are decided beforehand, and each shard is a
+    task of its own; after a run was killed, the next one keeps its complete shards and writes the rest. Samples of a
+    generator are written in this process as they come; after a kill, the next run starts over. A second process that
+    writes to the directory waits for the first.
 
-    Over a finished set, `fingerprint` decides: with the same one there is nothing to do, with another one the set is
-    written anew.
+    If the directory holds a finished set, `fingerprint` decides: if it is the same, nothing is written; otherwise the
+    set is replaced.
 
     Args:
         samples: Pairs of a key and the sample's members, {member key: bytes}. Anything with `len()` and integer
@@ -94,18 +94,18 @@ def write_shards(
             called once here and, if the result has positions, once for each shard. Samples with positions are pickled
             for other processes. If they have a method `part(start, stop)` that returns the samples of one shard, only
             these are sent; a method `keys()` may return all keys without making the samples.
-        directory: Where to write; made if need be. It is for this set alone.
-        samples_per_shard: Most samples of a shard; shards are equal up to one sample, of a generator all but the last
-            are full.
-        bytes_per_shard: Most bytes of a tar file; a larger sample has a shard of its own.
+        directory: Output directory for this set alone; it is created if it does not exist.
+        samples_per_shard: Maximum samples of a shard. Shard sizes differ by at most one; from a generator, all shards
+            but the last are full.
+        bytes_per_shard: Maximum bytes of a tar file; a larger sample gets its own shard.
         n_shards: Number of shards, equal up to one sample, 1 to the number of samples; not for a generator.
         bytes_per_pack: For small samples, such as short texts, which then take fewer bytes on disk: samples of at most
             this many bytes, such as 65536, are written together in packs, members with at most this many bytes of data.
             Readers of this release find each sample as before; other programs see one member `.hrpack` for each pack.
             None: no packs.
-        executor: Where the tasks run: anything with the interface of `concurrent.futures`, such as the
-            `get_executor()` of a Dask client, over a file system that all of them see. None: processes of our own.
-        workers: Number of these processes; 1: this process; None: one for each CPU, unless the set takes only seconds.
+        executor: Runs the tasks: any executor with the interface of `concurrent.futures`, such as `get_executor()` of a
+            Dask client; all its workers must see the directory. None: local processes.
+        workers: Number of local processes; 1: this process; None: one for each CPU, unless the set takes only seconds.
         prefix: First part of the file names.
         sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512; in a pack its
             data, its key and some 30 bytes a member), shape [n_samples]; for `bytes_per_shard`, which asks for each
