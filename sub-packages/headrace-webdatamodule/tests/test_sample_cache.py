@@ -114,6 +114,10 @@ def test_what_fits_is_kept_and_only_the_rest_is_fetched(
     assert max(later[1:]) <= 0.5 * total + 3000 + COUNT // 2 * 1100
     assert report is not None
     assert report.cached >= 3 * 0.4 * total
+    share = made.report().cache_room
+    assert share == pytest.approx(0.5, abs=0.02)
+    assert report.cached <= 3 * share * total  # the first epoch finds nothing
+    assert f"of those used; it has room for {share:.1%} of the data" in str(made.report())
 
 
 def test_with_room_for_all_nothing_is_fetched_twice(site: Site, tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_with_room_for_all_nothing_is_fetched_twice(site: Site, tmp_path: Path) 
     report = made.report().remote
     assert report is not None
     assert report.cached == 2 * sum(payload(site))
-    assert f"from the cache: {report.cached:,} bytes, 66.7% of those that were used" in str(made.report())
+    assert f"from the cache: {report.cached:,} bytes, 66.7% of those used; it has room for 100.0%" in str(made.report())
 
 
 def test_the_first_batch_waits_for_its_own_bytes_only(site: Site, tmp_path: Path) -> None:

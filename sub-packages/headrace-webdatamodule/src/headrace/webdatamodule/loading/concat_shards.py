@@ -76,6 +76,10 @@ class ConcatShards(ConcatDataset[Any]):
         """Whether any source keeps samples that were read."""
         return any(part._keeps_samples for part in self.parts)
 
+    def _cached_share(self, sample_bytes: float) -> float | None:
+        """The share of the samples that a cache has room for; None for several sources, which may share one."""
+        return self.parts[0]._cached_share(sample_bytes) if len(self.parts) == 1 else None
+
     def _flush(self) -> None:
         """Write what is kept of the samples that were read in this process."""
         for part in self.parts:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from headrace.webdatamodule._display import bars, html, never_raises
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
-from headrace.webdatamodule.loading.concat_shards import describe_sample, find_sources, source_names
+from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, find_sources, source_names
 from headrace.webdatamodule.loading.foreign_batch_sampler import longest_of, samples_of, sizes_of
 from headrace.webdatamodule.loading.sizes import check_sizes
+from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
 LATE = 0.005  # seconds; a batch that was ready comes in a fraction of them
@@ -77,6 +78,9 @@ class LoaderReport:
         over_budget: The first samples over the budget.
         remote: Requests for samples on other machines, the bytes fetched and those used, and the batches that the loop
             waited for, more than 5 ms. Batches that were fetched and not delivered are in it, too. None without any.
+        cache_room: The share of the data that a cache of samples has room for, by the mean bytes of the samples that
+            were read; None without one, and for several sources. On a single node no cache of this size gives more of
+            a later epoch.
         tokens: {source: sum of the sizes}; None without sizes.
         resumed: Where the loader resumed, and how much of the present epoch is delivered since its beginning; None if
             it did not resume. All other figures count this loader's own batches.
@@ -94,6 +98,7 @@ class LoaderReport:
     remote: RemoteReads | None = None
     resumed: Resumed | None = None
     tokens: dict[str, float] | None = None
+    cache_room: float | None = None
 
     def __str__(self) -> str:
         title, sources, notes = self._parts()
@@ -122,8 +127,9 @@ class LoaderReport:
             requests, fetched, used, waited, cached = self.remote
             suffix = f", {fetched / used:.2f} for each byte that was used" if used else ""
             notes.append(f"fetched: {fetched:,} bytes in {requests:,} requests{suffix}")
-            if cached:
-                notes.append(f"from the cache: {cached:,} bytes, {cached / used:.1%} of those that were used")
+            room = "" if self.cache_room is None else f"; it has room for {self.cache_room:.1%} of the data"
+            if cached or room:
+                notes.append(f"from the cache: {cached:,} bytes, {cached / max(used, 1):.1%} of those used{room}")
             notes.append(f"waited: {waited:,} of {batches} came more than {LATE * 1e3:g} ms late")
         notes.append(f"skipped as damaged: {_samples(len(self.skipped))}{times}")
         notes += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
@@ -288,7 +294,14 @@ class DeliveryStats:
         rank = self.rank if self.rank[0] > 1 else None
         over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
         counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
-        return LoaderReport(*counts, len(over_budget), over, self._remote, resumed, tokens)
+        return LoaderReport(*counts, len(over_budget), over, self._remote, resumed, tokens, self._cache_room())
+
+    def _cache_room(self) -> float | None:
+        """The share of the data that a cache has room for."""
+        remote, samples = self._remote, int(self._counts.sum())
+        if remote is None or not samples or not isinstance(self._dataset, ConcatShards | IndexedShards):
+            return None
+        return self._dataset._cached_share(remote.used / samples)
 
     def _count(self) -> None:
         waiting, lengths = self._indices, np.array(self._lengths, np.int64)

@@ -251,6 +251,10 @@ class IndexedShards:
         """Whether samples that were read are kept in a cache, by when they are needed next."""
         return self._shards.keeps_samples
 
+    def _cached_share(self, sample_bytes: float) -> float | None:
+        """The share of the samples, of so many bytes each, that a cache of samples has room for; None without one."""
+        return self._shards.cached_share(sample_bytes)
+
     def _flush(self) -> None:
         """Write what is kept of the samples that were read in this process."""
         self._shards.flush()

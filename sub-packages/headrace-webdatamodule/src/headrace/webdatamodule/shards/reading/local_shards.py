@@ -117,6 +117,10 @@ class ShardSet:
         """Whether samples that were read are kept in a cache."""
         return False
 
+    def cached_share(self, sample_bytes: float) -> float | None:  # noqa: ARG002 - for remote ones
+        """The share of the samples, of so many bytes each, that a cache of samples has room for; None without one."""
+        return None
+
     @property
     def traffic(self) -> TrafficCounter | None:
         """Counts what reading takes, where that is from another machine."""

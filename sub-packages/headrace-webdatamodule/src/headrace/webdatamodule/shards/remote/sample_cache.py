@@ -297,6 +297,11 @@ class SampleCache:
         return made
 
 
+def share_of_room(room: int, n_samples: int, sample_bytes: float) -> float:
+    """The share of some samples that a cache of so many bytes keeps, its table included."""
+    return min(1.0, max(0, room - (n_samples + 1) * _WORD) / max(1.0, n_samples * (sample_bytes + _DIGEST)))
+
+
 def _fitting(group: list[tuple[int, int, bytes]], room: int) -> Iterator[tuple[int, int, bytes]]:
     """The first samples that fit into some bytes."""
     for one in group:

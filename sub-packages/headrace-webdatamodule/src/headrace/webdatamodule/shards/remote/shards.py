@@ -62,7 +62,7 @@ from headrace.webdatamodule.shards.remote.filesystem import (
 from headrace.webdatamodule.shards.remote.lookahead import WASTE, LookAhead, Wanted, merged
 from headrace.webdatamodule.shards.remote.object_store import ObjectStore, make_store
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
-from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache
+from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache, share_of_room
 
 _THREADS = 16
 _WINDOW = 16 << 20
@@ -205,6 +205,17 @@ class RemoteSet(ShardSet):
         """See `ShardSet`."""
         cache, unit = self.remote.cache, self.remote.cache_unit
         return cache is not None and (unit == "sample" or (unit == "auto" and sum(self.nbytes) > cache.max_bytes))
+
+    def cached_share(self, sample_bytes: float) -> float | None:
+        """See `ShardSet`; a table, and the indexes that were read, take some of the cache."""
+        cache = self.remote.cache
+        if cache is None or not self.keeps_samples:
+            return None
+        indexes = 0
+        for name in self.cached_names():
+            with suppress(OSError):
+                indexes += (cache.directory / name).stat().st_size
+        return share_of_room(cache.max_bytes - indexes, sum(self.samples), sample_bytes)
 
     def sample_cache(self, keys: Sequence[str] | None) -> SampleCache | None:
         """What keeps samples with these members; None where whole shards are kept, or nothing."""
