@@ -119,7 +119,7 @@ def test_a_change_that_waits_for_the_next_epoch_says_so(recwarn: pytest.Warnings
     sampler.reweight(LATER)
     assert not recwarn
     sampler.take(0, 600)
-    with pytest.warns(UserWarning, match="so the weights change with epoch 3, at position 1800: to change them earlier"):
+    with pytest.warns(UserWarning, match="so the weights change with epoch 3, at position 1800: to change"):
         assert sampler.reweight(LATER) == 1800
     done = mixture()
     list(done)

@@ -180,9 +180,9 @@ def test_several_sources_and_folders_are_told_apart(tmp_path: Path, command: Com
     next(iter(loader))
     path = saved(tmp_path / "x.pt", loader=loader)
     for data, what in (
-        ([f"--data=a={days[0]}", f"--data=b={days[1]}"], "not the data of the run: give every folder of the run, in its"),
+        ([f"--data=a={days[0]}", f"--data=b={days[1]}"], "not the data of the run: give every folder of the run"),
         ([f"--data={days[1]}", f"--data={days[0]}"], "as --data A --data B, or as --data NAME=A --data NAME=B if they"),
-        ([f"--data={days[0]}"], f"the run has {N} samples, and --data {N // 2}: give every folder of the run, in its"),
+        ([f"--data={days[0]}"], f"the run has {N} samples, and --data {N // 2}: give every folder"),
         ([f"--data=a={days[0]}", f"--data={days[1]}"], "--data must be FOLDER for each folder of one source, or NAME="),
         ([f"--data={days[0]}", f"--data={days[0]}"], "--data must give each folder once"),
         ([f"--data=a={days[0]}", f"--data=a={days[1]}"], "--data must give each name once"),
