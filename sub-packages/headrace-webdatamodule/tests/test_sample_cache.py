@@ -115,6 +115,7 @@ def test_what_fits_is_kept_and_only_the_rest_is_fetched(
     assert report is not None
     assert report.cached >= 3 * 0.4 * total
     share = made.report().cache_room
+    assert share is not None
     assert share == pytest.approx(0.5, abs=0.02)
     assert report.cached <= 3 * share * total  # the first epoch finds nothing
     assert f"of those used; it has room for {share:.1%} of the data" in str(made.report())
