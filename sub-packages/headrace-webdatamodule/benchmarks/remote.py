@@ -156,8 +156,9 @@ class Litdata:
             max_cache_size=cache_bytes,
             storage_options={"endpoint_url": url, **key},
         )
-        options = {"num_workers": WORKERS, "prefetch_factor": 2, "persistent_workers": True}
-        self._batches, self._steps = None, len(dataset) // BATCH
+        options: dict[str, Any] = {"num_workers": WORKERS, "prefetch_factor": 2, "persistent_workers": True}
+        self._batches: DistributedBatchSampler | None = None
+        self._steps = len(dataset) // BATCH
         if everywhere:
             self._batches, self._steps = DistributedBatchSampler(len(dataset), BATCH, num_replicas=1, rank=0), FEW
             self._loader: Any = DataLoader(LitDataset(dataset), batch_sampler=self._batches, collate_fn=same, **options)
