@@ -134,4 +134,11 @@ def test_a_guard_refuses_another_number_of_batches_than_a_step_has() -> None:
         begin(steps_worker.sampler_of(), 5)
     with pytest.raises(ValueError, match="all epochs must have the same number of batches, got 70 in the first and 50"):
         begin(steps_worker.sampler_of(accumulate=10), 10)  # the stages of a schedule make them differ
+    lengths = np.random.default_rng(0).integers(5, 60, 400)
+    tokens: dict[str, Any] = {"strategy": "bucketed", "cost": "padded", "tokens_per_step": 2000}
+    uneven = DistributedSizeAwareBatchSampler(lengths, 600, **tokens)
+    cure = r"a constant tokens_per_step, accumulate=\d and tail='drop', or use num_train_epochs=1"
+    with pytest.raises(ValueError, match=f"got 33 in the first and 34 in epoch 1.*Give the sampler {cure}"):
+        begin(uneven, uneven.accumulate)
+    begin(DistributedSizeAwareBatchSampler(lengths, 600, **tokens, accumulate=uneven.accumulate, tail="drop"), 5)
     begin(DistributedSizeAwareBatchSampler(steps_worker.LENGTHS, 220, tokens_per_step=900, accumulate=6), 6)

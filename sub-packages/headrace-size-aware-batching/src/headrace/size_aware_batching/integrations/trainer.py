@@ -114,10 +114,12 @@ class TrainerGuard:
             self._refuse_accumulation(epoch, accumulation.tolist())
         length = len(self._sampler)
         if length != (self._length or length):
+            cure = "Use another strategy than 'sequential' and no sampler"
+            if getattr(self._sampler, "tokens_per_step", None) is not None:
+                cure = f"Give the sampler a constant tokens_per_step, accumulate={self._accumulated} and tail='drop'"
             raise ValueError(
                 f"all epochs must have the same number of batches, got {self._length} in the first and {length} in "
-                f"epoch {epoch}: a Trainer counts once and would drop the rest. Use another strategy than 'sequential' "
-                "and no sampler, or num_train_epochs=1"
+                f"epoch {epoch}: a Trainer counts once and would drop the rest. {cure}, or use num_train_epochs=1"
             )
         self._length = length
 
