@@ -16,7 +16,8 @@ was never opened, in round trips.
 
 With `--litdata` that library reads the same bytes from the same server: with its own shuffle and a cache with room for
 all or for the same part, and in a full shuffle, of which a few steps are timed. With `--moto` the server is one of S3.
-With `--nodes` nothing is timed: the first of so many nodes reads some epochs through a cache, in steps without a pause.
+With `--nodes` nothing is timed: the first of so many nodes reads some epochs through a cache, in steps without a pause;
+with `--by-size` in batches of headrace-size-aware-batching, whose samples have made-up sizes.
 """
 
 import argparse
@@ -111,9 +112,15 @@ def same(samples: list[Any]) -> list[Any]:
     return samples
 
 
-def loader(source: Any, nodes: int = 1) -> ResumableLoader:
+def loader(source: Any, nodes: int = 1, *, by_size: bool = False) -> ResumableLoader:
     dataset = IndexedShards(source, decode=None)
-    batches = DistributedBatchSampler(len(dataset), BATCH, num_replicas=nodes, rank=0)
+    batches: Any = DistributedBatchSampler(len(dataset), BATCH, num_replicas=nodes, rank=0)
+    if by_size:
+        sizes = np.random.default_rng(0).integers(5, 60, len(dataset))
+        budget = int(sizes.mean()) * BATCH
+        batches = import_module("headrace.size_aware_batching").DistributedSizeAwareBatchSampler(
+            sizes, budget, num_replicas=nodes, rank=0
+        )
     return ResumableLoader(dataset, batches, num_workers=WORKERS, prefetch_factor=2, collate_fn=same)
 
 
@@ -202,15 +209,15 @@ class Epoch(NamedTuple):
 def epoch(one: Any, step: float, nbytes: int, sent: Callable[[], tuple[int, int]]) -> Epoch:
     """One epoch of a loader of samples of `nbytes`; `sent` gives what the server has sent until now."""
     before = sent()
-    begin, waited, batches, steps = time.perf_counter(), 0, iter(one), len(one)
+    begin, waited, samples, batches, steps = time.perf_counter(), 0, 0, iter(one), len(one)
     for _ in range(steps):
         asked = time.perf_counter()
-        next(batches)
+        samples += len(next(batches))
         waited += time.perf_counter() - asked > WAITED
         time.sleep(step)
     passed = time.perf_counter() - begin
     requests, fetched = (now - then for then, now in zip(before, sent(), strict=True))
-    return Epoch(passed / steps, waited / steps, fetched / (steps * BATCH * nbytes), requests / steps)
+    return Epoch(passed / steps, waited / steps, fetched / (samples * nbytes), requests / steps)
 
 
 def reported(one: ResumableLoader) -> Callable[[], tuple[int, int]]:
@@ -266,7 +273,7 @@ def count_bytes(folder: Path, options: argparse.Namespace, cache_bytes: int) -> 
         for local, what in (("1", "what is needed last is evicted"), ("", "what came first stays")):
             os.environ["LOCAL_WORLD_SIZE"] = local
             far = Remote(server.url, cache_dir=Path(cache) / f"local{local}", cache_bytes=cache_bytes)
-            one = loader(far, options.nodes)
+            one = loader(far, options.nodes, by_size=options.by_size)
             shares = []
             for turn in range(options.runs + 3):
                 one.set_epoch(turn)
@@ -332,6 +339,7 @@ def main() -> None:
     parser.add_argument("--room", type=float, default=0.2, help="of the samples that fit into the cache")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--by-size", action="store_true", help="batches by size, with --nodes")
     parser.add_argument("--only", nargs="*", default=[], help="loaders beside the disk")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--litdata", action="store_true", help="measure litdata, too, which has to be installed")

@@ -1,6 +1,7 @@
 """When a node needs its samples next, against all epochs listed."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.webdatamodule import DistributedBatchSampler
 from headrace.webdatamodule.loading import next_use
-from headrace.webdatamodule.loading.next_use import ranks_of_node
+from headrace.webdatamodule.loading.next_use import planned_uses, ranks_of_node
 from headrace.webdatamodule.loading.permutation import SHORT, Shuffle
 
 HORIZON = 8
@@ -122,3 +123,83 @@ def test_where_no_choice_is_better_no_next_use_is_told(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert make().next_uses() is None
+
+
+class Planned:
+    """A batch sampler that plans epochs, of different numbers of batches, as those of other packages do."""
+
+    fingerprint = "planned"
+
+    def __init__(self, n: int, world: int, rank: int, seed: int = 0) -> None:
+        self.sizes, self._world, self._rank, self._seed = np.ones(n), world, rank, seed
+
+    def plan(self, epoch: int) -> SimpleNamespace:
+        chance = np.random.default_rng((self._seed, epoch))
+        n = len(self.sizes)
+        cuts = chance.choice(np.arange(1, n), int(chance.integers(0, n)), replace=False)
+        return SimpleNamespace(indices=chance.permutation(n), offsets=np.sort([0, *cuts.tolist(), n]))
+
+    def batches(self, epoch: int, rank: int) -> list[list[int]]:
+        plan = self.plan(epoch)
+        every = [part.tolist() for part in np.split(plan.indices, plan.offsets[1:-1])]
+        return every[rank :: self._world]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(2, 300),
+    nodes=st.integers(2, 5),
+    local=st.integers(1, 3),
+    node=st.integers(0, 4),
+    epoch=st.integers(0, 3),
+    least=st.sampled_from([1, 3, 32]),
+    seed=st.integers(0, 3),
+)
+def test_next_uses_of_planned_epochs_are_those_of_the_listed_batches(
+    n: int, nodes: int, local: int, node: int, epoch: int, least: int, seed: int
+) -> None:
+    node, world = node % nodes, nodes * local
+    sampler = Planned(n, world, node * local, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_WORLD_SIZE", str(local))
+        patch.delenv("WORLD_SIZE", raising=False)
+        patch.setattr(next_use, "_LEAST", least)
+        uses = planned_uses(sampler, world, node * local, 0)
+        assert uses is not None
+        later = dict[int, tuple[int, float]]()  # sample -> the first later epoch in which this node gets it, and where
+        for number in range(epoch + min(HORIZON, nodes), epoch, -1):
+            steps = -(-len(sampler.plan(number).offsets[1:]) // world)
+            for rank in range(node * local, node * local + local):
+                for step, samples in enumerate(sampler.batches(number, rank)):
+                    later.update(dict.fromkeys(samples, (number, step / steps)))
+        for step, samples in enumerate(sampler.batches(epoch, node * local)):
+            found = uses.of(epoch, step, samples)
+            assert set(found.windows) == {sample for sample in samples if sample in later}
+            for sample, window in found.windows.items():
+                number, place = later[sample]
+                assert number * 64 <= window <= number * 64 + int(64 * place)
+            steps = -(-len(sampler.plan(epoch).offsets[1:]) // world)
+            # What is needed in this step, or up to `least` steps before it, is not taken for passed.
+            earlier = max(0, step - least) if least > 1 else step
+            assert found.now - 1 <= epoch * 64 + 64 * earlier // steps
+
+
+def test_plans_are_not_asked_for_where_they_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert planned_uses(Planned(40, 4, 0), 4, 0, 0) is None  # a single node
+    assert planned_uses(Planned(40, 8, 0), 8, 0, 0) is not None
+    for name in ("plan", "fingerprint", "sizes"):
+        other = type("Other", (Planned,), {name: property(lambda _: None, lambda *_: None)})
+        if name == "fingerprint":
+            other = type("Other", (), {"plan": Planned.plan, "sizes": np.ones(40)})
+        assert planned_uses(other(40, 8, 0) if name != "fingerprint" else other(), 8, 0, 0) is None
+
+    def unknown(_: int) -> None:
+        raise ValueError("the order of another epoch is not known")
+
+    alone = Planned(40, 8, 0)
+    monkeypatch.setattr(alone, "plan", unknown)
+    assert planned_uses(alone, 8, 0, 0) is None
+    monkeypatch.setattr(next_use, "_MOST_PLANNED", 30)
+    assert planned_uses(Planned(40, 8, 0), 8, 0, 0) is None

@@ -369,7 +369,7 @@ def test_a_server_that_answers_late_is_named_once(site: Site) -> None:
     assert [sample["__key__"] for sample in read] == [f"s{number:03d}" for number in range(20, 40)]
     [message] = [str(one.message) for one in found]
     assert re.match(r"127.0.0.1:\d+ has not answered all of \d+ requests for 0.05 seconds, each is given up", message)
-    assert "give Remote a smaller max_connections" in message
+    assert "then give Remote fewer, such as max_connections=8" in message
 
 
 def test_nobody_listens(tmp_path: Path) -> None:

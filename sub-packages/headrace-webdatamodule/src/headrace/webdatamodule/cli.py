@@ -255,7 +255,7 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
         type=byte_count,
         metavar="N",
         help="write small samples together, N bytes of data in one member of the tar, such as 64K: short texts take an"
-        " eighth of the disk, and only headrace reads them (default: each file of a sample is a member)",
+        " eighth of the disk, and webdataset needs a stage to unpack them (default: each file of a sample is a member)",
     ),
     _arg("--prefix", default="shard", metavar="NAME", help="first part of the shards' names (default shard)"),
     _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),

@@ -41,6 +41,7 @@ from headrace.webdatamodule.loading.iteration import (
     position_of,
     requested,
 )
+from headrace.webdatamodule.loading.next_use import NextUses, planned_uses
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
@@ -184,6 +185,7 @@ class ResumableLoader(EpochLoader):
         self._batch_dataset = BatchDataset(dataset, collate_fn, on_error, seed_per)
         self._stats = DeliveryStats(name, dataset, sizes)
         self._reader = BatchReader(self._batch_dataset, self._loading)
+        self._planned_uses: tuple[tuple[Any, ...], NextUses | None] = (), None  # for which batches, and what was made
         self._progress = Progress()
         self._resumed_at: tuple[int, int] | None = None  # epoch and steps
         self.indices: Sequence[int] = ()
@@ -193,7 +195,7 @@ class ResumableLoader(EpochLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
-        own = ("_reader", "_progress", "_loop", "_shown_batch_sampler")
+        own = ("_reader", "_progress", "_loop", "_shown_batch_sampler", "_planned_uses")
         kept = {name: value for name, value in vars(self).items() if name not in own}
         stats = self._stats.emptied()
         return {**kept, "_stats": stats, "state": self.state_dict(), "flags": self._progress.flags()}
@@ -203,6 +205,7 @@ class ResumableLoader(EpochLoader):
         if self._factory is not None:
             self._batch_sampler = self._factory_ranks = None
         self._reader, self._progress = BatchReader(self._batch_dataset, self._loading), Progress()
+        self._planned_uses = (), None
         self._restore(kept["state"])
         self._progress.follow(kept["flags"], self.ranks)
 
@@ -759,9 +762,19 @@ class ResumableLoader(EpochLoader):
         """Request the first batches; the workers are started before the ranks compare their plans."""
         iteration.reader = reader
         keys, next_uses = self._keys(iteration.epoch, iteration.ranks[1]), None
-        if self._batch_dataset.keeps_samples and callable(of := getattr(batches, "next_uses", None)):
-            next_uses = of()
+        if self._batch_dataset.keeps_samples:
+            next_uses = self._next_uses(batches, iteration)
         reader.start(requested(batches, iteration, keys, self._draws(batches), next_uses))
+
+    def _next_uses(self, batches: Any, iteration: Iteration) -> NextUses | None:
+        """When this node needs samples next; plans of epochs are kept while the batches stay as they are."""
+        if callable(of := getattr(batches, "next_uses", None)):
+            own: NextUses | None = of()
+            return own
+        found = getattr(batches, "fingerprint", None), iteration.ranks, len(getattr(batches, "excluded_indices", ()))
+        if self._planned_uses[0] != found:
+            self._planned_uses = found, planned_uses(batches, *iteration.ranks, iteration.epoch)
+        return self._planned_uses[1]
 
     def _keys(self, epoch: int, rank: int) -> Keys:
         """The keys of the random numbers of an epoch."""

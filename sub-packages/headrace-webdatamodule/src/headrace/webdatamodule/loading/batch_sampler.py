@@ -21,7 +21,7 @@ from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule.loading.as_sampler import refuse_as_sampler
 from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
-from headrace.webdatamodule.loading.next_use import NextUses, ranks_of_node
+from headrace.webdatamodule.loading.next_use import PermutationUses, ranks_of_node
 from headrace.webdatamodule.loading.options import seed_int
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_again
@@ -524,7 +524,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         shares = [_share(low, high, rank, world) for rank in range(world)]
         return [ids[begin - low : end - low] for begin, end in shares]
 
-    def next_uses(self) -> NextUses | None:
+    def next_uses(self) -> PermutationUses | None:
         """When this node needs samples next, for a cache; None if that is not known, or a `sampler` gives the order.
 
         A single node needs all samples in each epoch: there it makes no difference which of them a cache keeps.
@@ -533,7 +533,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         ranks = ranks_of_node(world, rank)
         if self.sampler is not None or ranks is None or len(ranks) == world or not self.n_samples:
             return None
-        return NextUses(
+        return PermutationUses(
             self.seed if self.shuffle else None,
             self.excluded_indices,
             self.n_samples,

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule.loading.foreign_batch_sampler import counts_sizes, sizes_of
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.shards.reading.local_shards import Upcoming
 
 _WINDOWS = 64  # of an epoch: a cache evicts whole windows
 _LEAST = 32  # minimum steps of a window; the ranks of a node are no further apart, prefetching included
 _HORIZON = 8  # epochs
+_MOST_PLANNED = 1 << 21  # samples of an epoch; planning five epochs of as many takes 1 to 3 seconds
 # What launchers say of the processes of a node: torchrun, Slurm, Open MPI.
 _LOCAL = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
-class NextUses:
+class NextUses(Protocol):
+    """When the ranks of a node need samples next."""
+
+    def of(self, epoch: int, step: int, indices: Sequence[int]) -> Upcoming:
+        """When samples of a step of an epoch are needed in later epochs."""
+
+
+class PermutationUses:
     """When the ranks of a node need samples next, in epochs that are each a permutation.
 
     No order is listed: the permutations of the next epochs are inverted for the samples in question. Later changes of
@@ -54,7 +64,7 @@ class NextUses:
         self._shuffle = None if seed is None else lru_cache(_HORIZON)(lambda epoch: Shuffle(self._count, seed, epoch))
 
     def of(self, epoch: int, step: int, indices: Sequence[int]) -> Upcoming:
-        """When samples of a step of an epoch are needed in later epochs."""
+        """See `NextUses`."""
         numbers = np.asarray(indices, np.int64)
         numbers = numbers - np.searchsorted(self._left_out, numbers)
         windows: dict[int, int] = {}
@@ -74,6 +84,80 @@ class NextUses:
 
     def _windows(self, epoch: int, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return (epoch * self._steps + steps) // self._window
+
+
+Uses = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # samples, ascending, and the windows of their first use
+
+
+class PlanUses:
+    """When the ranks of a node need samples next, in epochs that a batch sampler plans: batch s * W + r is of rank r.
+
+    The plans of the next epochs are made when they are first asked for, and a node's part of each is kept. Where the
+    last batches are distributed in another way, a use is foreseen too early or too late, and costs bytes only.
+
+    Args:
+        plan: Returns the plan of an epoch: `indices`, and the `offsets` of its batches in them.
+        world: Number of data-parallel ranks.
+        ranks: The ranks of this node.
+    """
+
+    def __init__(self, plan: Callable[[int], Any], world: int, ranks: range) -> None:
+        self._plan, self._world, self._ranks = plan, world, ranks
+        self._horizon = min(_HORIZON, -(-world // len(ranks)))
+        self._steps: dict[int, int] = {}  # of each epoch
+        self._uses: dict[int, Uses] = {}
+
+    def of(self, epoch: int, step: int, indices: Sequence[int]) -> Upcoming:
+        """See `NextUses`."""
+        windows: dict[int, int] = {}
+        for later in range(epoch + self._horizon, epoch, -1):
+            samples, first = self._uses_of(later)
+            numbers = np.asarray(indices, np.int64)
+            places = np.minimum(np.searchsorted(samples, numbers), max(0, len(samples) - 1))
+            found = samples[places] == numbers if len(samples) else np.zeros(len(numbers), bool)
+            windows.update(zip(numbers[found].tolist(), first[places[found]].tolist(), strict=True))
+        self._uses_of(epoch)  # whose number of steps makes the windows
+        for passed in [one for one in self._uses if one < epoch]:
+            del self._uses[passed]
+        width = self._width(epoch)
+        now = int(self._window(epoch, np.array([step]))[0])
+        return Upcoming(now - width + 1, windows)  # a cache keeps the one before the present one
+
+    def _uses_of(self, epoch: int) -> Uses:
+        if epoch not in self._uses:
+            plan = self._plan(epoch)
+            counts = np.diff(np.asarray(plan.offsets))
+            step, rank = np.divmod(np.repeat(np.arange(len(counts)), counts), self._world)
+            own = (rank >= self._ranks.start) & (rank < self._ranks.stop)
+            samples, first = np.unique(np.asarray(plan.indices, np.int64)[own], return_index=True)
+            self._steps[epoch] = -(-len(counts) // self._world)
+            self._uses[epoch] = samples, self._window(epoch, step[own][first])
+        return self._uses[epoch]
+
+    def _window(self, epoch: int, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Windows of the same scale in all epochs, though these have different numbers of steps."""
+        width, most = self._width(epoch), max(1, self._steps[epoch])
+        return epoch * _WINDOWS + np.minimum(steps, most - 1) * _WINDOWS // most // width * width
+
+    def _width(self, epoch: int) -> int:
+        """The least power of two of windows that together have enough steps."""
+        enough = -(-_LEAST * _WINDOWS // max(1, self._steps[epoch]))
+        return min(_WINDOWS, 1 << max(0, enough - 1).bit_length())
+
+
+def planned_uses(batch_sampler: Any, world: int, rank: int, epoch: int) -> PlanUses | None:
+    """The next uses by a batch sampler of another package, if it plans epochs; else None, and for a single node."""
+    ranks, plan = ranks_of_node(world, rank), getattr(batch_sampler, "plan", None)
+    if ranks is None or len(ranks) == world or not callable(plan) or not counts_sizes(batch_sampler):
+        return None
+    try:
+        if len(sizes_of(batch_sampler)) > _MOST_PLANNED:
+            return None
+        made = PlanUses(plan, world, ranks)
+        made.of(epoch, 0, ())
+    except (AttributeError, TypeError, ValueError):  # another kind of plan, or one of the present epoch alone
+        return None
+    return made
 
 
 def ranks_of_node(world: int, rank: int) -> range | None:

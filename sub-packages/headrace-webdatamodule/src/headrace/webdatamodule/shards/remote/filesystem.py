@@ -293,7 +293,7 @@ def slow_warning(urls: Collection[str], timeout: float) -> Iterator[None]:
         if (host := _host(next(iter(urls)))) in _slow_hosts:
             return
         _slow_hosts.add(host)
-        cure = "give Remote a smaller max_connections if it is a small server, which may drop connections"
+        cure = "a small server may drop connections, then give Remote fewer, such as max_connections=8"
         message = f"{host} has not answered all of {len(urls)} requests for {seconds:g} seconds"
         warnings.warn(f"{message}, each is given up after {timeout:g}: {cure}", stacklevel=2)
 
