@@ -73,7 +73,7 @@ html_theme_options = {
     "source_directory": "docs/",
     "footer_icons": [{"name": "Source", "url": SOURCE, "html": "Source", "class": "source"}],
 }
-pygments_style = "friendly"
+pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "github-dark"
 exclude_patterns = ["_build"]
 

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from simulated_run import SimulatedRun
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
+from headrace.weighted_sampler import WeightedDistributedSampler
 
 
 def named(key: Any) -> Any:
@@ -313,3 +315,23 @@ def test_where_weights_cannot_change_the_error_names_the_cure() -> None:
     )
     with pytest.raises(ValueError, match=told):
         one.reweight(WEIGHTS[0])
+
+
+def test_weights_that_wait_for_the_next_epoch_say_so() -> None:
+    sizes = np.random.default_rng(0).integers(5, 60, 6000)
+
+    def of(**options: Any) -> DistributedSizeAwareBatchSampler:
+        weights = {(0, 3000): 1, (3000, 6000): 1}
+        order = WeightedDistributedSampler(range(6000), weights, num_replicas=1, rank=0)
+        made = DistributedSizeAwareBatchSampler(sizes, 2000, sampler=order, num_replicas=1, rank=0, **options)
+        next(iter(made))
+        return made
+
+    whole = of(strategy="bucketed", cost="padded")
+    with pytest.warns(UserWarning, match=r"the weights change in epoch 1, at step \d+ of the run: .* smaller window="):
+        draw, _ = whole.reweight({(0, 3000): 1, (3000, 6000): 3})
+    assert draw == 6144
+    for options in ({"strategy": "sequential"}, {"strategy": "bucketed", "cost": "padded", "window": 1024}):
+        draw, step = of(**options).reweight({(0, 3000): 1, (3000, 6000): 3})
+        assert draw <= 2048
+        assert step > 0

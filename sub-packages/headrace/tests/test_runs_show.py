@@ -288,6 +288,7 @@ def test_pieces_of_long_samples_have_their_range(tmp_path: Path, command: Comman
     assert any("start" in row for row in found)
 
 
+@pytest.mark.filterwarnings("ignore:the weights change in epoch 3")
 @pytest.mark.parametrize(
     ("batches", "what"),
     [

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._validation import checked_int, shown, whole_number
+from headrace.size_aware_batching._validation import checked_int, shown, warn, whole_number
 from headrace.size_aware_batching.planning.cursor import EpochCursor
 from headrace.size_aware_batching.planning.distribution import distribute_steps, n_steps
 from headrace.size_aware_batching.planning.foreign_sampler import SamplerOrder
@@ -219,11 +219,13 @@ class RunChanges(Sampler[list[Any]]):
                 f"tokens_per_step must be None for that, got {shown(self.tokens_per_step)}: give the weights to the "
                 "mixture's schedule=, and resume from a state of the beginning of an epoch"
             )
+        waits = False
         if draw is None:
             begin, position = self.epoch * order.epoch_length, self._cursor.position
             planner = self._plan_epoch()
             unread = order.epoch_length if position >= planner.n_samples else first_unread(planner, position)
             draw = -(-(begin + unread) // DRAWS) * DRAWS
+            waits = position < planner.n_samples and unread >= order.epoch_length
         record, before = deepcopy(self._record), self._reweights
         try:
             self._set_reweights(order.sampler.reweighted(weights, draw))
@@ -234,6 +236,12 @@ class RunChanges(Sampler[list[Any]]):
             self._set_record(record, self._excluded)
             raise
         self._interrupt()
+        if waits:
+            warn(
+                f"the weights change in epoch {draw // order.epoch_length}, at step {found[1]} of the run: the windows "
+                f"of batches that have begun reach to the end of epoch {self.epoch}. With a smaller window=, or "
+                "strategy='sequential', weights change earlier"
+            )
         return found
 
     def _step_of_draw(self, draw: int, epoch_length: int) -> int:

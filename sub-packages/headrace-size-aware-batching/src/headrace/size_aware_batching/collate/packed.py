@@ -63,7 +63,7 @@ class PackedCollate:
     and the other keys are ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, as in
     ``transformers.DataCollatorWithFlattening``. A field ``attention_mask`` is dropped: models that receive one do not
     look for sample boundaries. Only some models and attention implementations keep packed samples apart;
-    docs/how-to/packed.md lists them.
+    the how-to on packed sequences lists them.
 
     A piece of a long sample is a sequence of its own. It says where it begins in its sample by the field
     ``"piece_start"``, which `SplitDataset` adds, or it is cut here, by ``oversize="split"``; both give the same batch.

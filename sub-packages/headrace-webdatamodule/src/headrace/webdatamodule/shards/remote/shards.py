@@ -102,7 +102,7 @@ class Remote:
         timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
         lookahead: Bytes of coming batches that each worker of a `ResumableLoader` prefetches; 0 turns it off. Only for
             shards that are read by ranges.
-        obstore: Options of [obstore](https://developmentseed.org/obstore)'s store for this URL, `{}` for none: workers
+        obstore: Options of the library obstore's store for this URL, `{}` for none: workers
             then prefetch through obstore, which takes a fraction of the processor time. None: they prefetch through
             fsspec, which reads everything else in any case. Give credentials to both.
         max_connections: Ranges that each process reads at the same time. A node has as many processes as all its ranks
