@@ -424,7 +424,7 @@ def test_only_what_the_ramp_needs_is_planned_together() -> None:
             "curriculum=9 goes with .* got 'sequential', which keeps the order of the samples",
         ),
         ({"shuffle": False}, "curriculum=9 goes with shuffle=True"),
-        ({"sampler": [1, 2]}, "curriculum=9 was given beside sampler"),
+        ({"sampler": [1, 2]}, "curriculum=9 and sampler were both given"),
         ({"curriculum": 0}, "curriculum must be an int >= 1, got 0"),
     ],
 )

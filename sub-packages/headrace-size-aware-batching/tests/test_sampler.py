@@ -228,7 +228,7 @@ def test_an_iterator_is_good_for_one_epoch_and_says_so() -> None:
         list(sampler)
     abandoned = SizeAwareBatchSampler(iter(range(10)), [1] * 10, 3)
     assert next(iter(abandoned)) == [0, 1, 2]  # index 3 has been read as well and would be lost
-    with pytest.raises(RuntimeError, match="even if that was abandoned"):
+    with pytest.raises(RuntimeError, match="even an interrupted one"):
         list(abandoned)
 
 

@@ -22,7 +22,7 @@ _NAMED = 10  # samples outside all buckets that the warning names
 
 
 class Buckets(NamedTuple):
-    """Intervals that are closed on the left and open on the right, and the number of samples in each.
+    """Intervals, closed on the left and open on the right, and the number of samples in each.
 
     Attributes:
         bucket_boundaries: Shape ``[n + 1]``, int64, strictly increasing.
@@ -41,11 +41,11 @@ class Buckets(NamedTuple):
 def create_buckets(
     sizes: "torch.Tensor | NDArray[np.integer] | list[int]", max_width: int, min_bucket_count: int
 ) -> Buckets:
-    """Cut the range of ``sizes`` greedily, from the smallest size up.
+    """Cut the range of ``sizes`` into buckets, greedily from the smallest size up.
 
-    A bucket closes as soon as it has ``min_bucket_count`` samples, or if the next size would make it wider than
-    ``max_width``. A gap in the sizes becomes empty buckets of ``max_width``. The last bucket ends at the largest size
-    + 1 and may have fewer samples.
+    A bucket is closed when it has ``min_bucket_count`` samples, or when the next size would make it wider than
+    ``max_width``. A gap in the sizes becomes empty buckets of width ``max_width``. The last bucket ends at the largest
+    size + 1 and may have fewer samples.
 
     Args:
         sizes: Shape ``[n]``, n > 0: integers >= 0, in any order.
@@ -53,7 +53,7 @@ def create_buckets(
         min_bucket_count: Number of samples at which a bucket closes, at least 1.
 
     Raises:
-        TypeError: If an argument has values other than integers.
+        TypeError: If an argument has values that are not integers.
         ValueError: If ``sizes`` is empty, not 1-D or has a negative size, another argument is below 1, or the gaps in
             the sizes need more than a million buckets.
 
@@ -69,7 +69,9 @@ def create_buckets(
         raise TypeError(f"sizes must be integers, got {vector.dtype}: round them up, as sizes.ceil().long()")
     values, counts = np.unique(vector, return_counts=True)
     if values[-1] == np.iinfo(np.int64).max:
-        raise ValueError(f"sizes must be less than {values[-1]}, got it: the last boundary would exceed 64 bits")
+        raise ValueError(
+            f"sizes must be less than {values[-1]}, got {values[-1]}: the last boundary would exceed 64 bits"
+        )
     boundaries, numbers = _cut(values.tolist(), [0, *np.cumsum(counts).tolist()], width, enough)
     return Buckets(torch.tensor(boundaries), torch.tensor(numbers))
 
@@ -91,21 +93,21 @@ class BucketBatchSampler(Sampler[list[int]]):
     ``len()`` is the sum over the buckets; it raises a ``TypeError`` if a base batch sampler has no ``len()``.
 
     Args:
-        sizes: Shape ``[n]``: the size of sample 0 .. n - 1, as a tensor, array or sequence.
-        bucket_boundaries: Shape ``[b + 1]``, at least 2: the cut points, each once, in any order; infinite values are
-            allowed.
+        sizes: Size of each sample, shape ``[n]``: a tensor, array or sequence.
+        bucket_boundaries: Shape ``[b + 1]``, at least 2: the boundaries, all different, in any order; infinite values
+            are allowed.
         base_batch_sampler_class: A ``Sampler`` of batches that takes a sampler of indices as its first
             argument, such as ``torch.utils.data.BatchSampler`` or ``SizeAwareBatchSampler``.
         base_batch_sampler_shared_kwargs: Additional arguments, the same for each bucket.
         base_batch_sampler_individual_kwargs: Additional arguments by name, each a sequence of ``b`` values, one per
             bucket from the smallest sizes to the largest, including empty buckets.
-        shuffle: Whether the order within and between the buckets is random.
+        shuffle: Whether the order within buckets and of the buckets is random.
         generator: Source of all random numbers; by default torch's global generator.
 
     Attributes:
         num_buckets: Number of buckets, ``b``.
         num_samples: Number of samples in the buckets.
-        bucket_boundaries: Shape ``[b + 1]``: the cut points, sorted.
+        bucket_boundaries: Shape ``[b + 1]``: the boundaries, sorted.
         bucket_sizes: Shape ``[b]``, int64: the number of samples in each bucket.
         outside: Indices of the samples outside all buckets, int64.
         base_batch_samplers: The batch samplers of the non-empty buckets.

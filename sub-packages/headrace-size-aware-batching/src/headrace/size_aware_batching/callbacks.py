@@ -31,21 +31,22 @@ except ImportError as error:
 
 
 class WorstBatchesFirst(Callback):
-    """Runs the most expensive batches of the epoch before training, so that it runs out of memory now or not at all.
+    """Runs the most expensive batches of the epoch before training, so that an out-of-memory error comes at once.
 
     Weights, optimizer state, random state and metrics are restored afterwards. Every rank runs the same batches, and
-    all ranks raise if one runs out. If the optimizer has no state yet, the most expensive batch runs twice.
+    all ranks raise an error if one of them runs out of memory. If the optimizer has no state yet, the most expensive
+    batch runs twice.
 
     Args:
         k: Number of batches.
         sampler: The sampler, with ``worst_batches``; by default the ``batch_sampler`` of the training loader.
-        batches_of: Builds a batch, on the host, of the samples with these indices, int64, shape ``[n]``, or of the
-            list that the sampler yields where that has pieces (``oversize="split"``); by default with the ``dataset``
-            and the ``collate_fn`` of the loader.
+        batches_of: Builds a batch, on the host, of the samples with these indices, int64, shape ``[n]``. With pieces
+            (``oversize="split"``) it receives the list that the sampler yields. By default it uses the ``dataset`` and
+            the ``collate_fn`` of the loader.
 
     Raises:
         ValueError: From ``fit``, if the loader has no such sampler, or the module uses manual optimization.
-        torch.OutOfMemoryError: From ``fit``, if a batch does not fit, with its sizes.
+        torch.OutOfMemoryError: From ``fit``, if a batch does not fit; the error names its sizes.
 
     >>> WorstBatchesFirst(k=2).k
     2
@@ -107,8 +108,9 @@ class OOMRescue(Callback):
     clipping.
 
     Args:
-        options: Options of `OOMGuard`: ``reduction``, ``count``, ``split``, ``length``, ``indices``, ``sizes_of``,
-            ``cost``, ``budget``, ``shrink``, ``window``, ``copy_weights``. The trainer clips gradients itself.
+        options: Keyword arguments of `OOMGuard`: ``reduction``, ``count``, ``split``, ``length``, ``indices``,
+            ``sizes_of``, ``cost``, ``budget``, ``shrink``, ``window``, ``copy_weights``. The trainer clips gradients
+            itself.
 
     Raises:
         RuntimeError: From ``fit``, if ``training_step`` communicates or counts the targets of its part.
@@ -224,7 +226,7 @@ class OOMRescue(Callback):
         return self._learned if self.guard is None else self.guard.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what a checkpoint's run has learned about the budget."""
+        """Restore what the run of a checkpoint has learned about the budget."""
         self._learned = state_dict
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:
@@ -262,15 +264,15 @@ class OOMRescue(Callback):
 
 
 class TokensPerStep(Callback):
-    """Sets Lightning's gradient accumulation to the number of batches of each step, for ``tokens_per_step``.
+    """Sets Lightning's gradient accumulation to the number of batches in each step, for ``tokens_per_step``.
 
-    It sets ``trainer.accumulate_grad_batches`` before each batch. This is right also when the loader prefetches, in a
-    resumed epoch, and on another number of ranks. The trainer divides the loss of each batch by that number.
-    ``max_steps``, ``global_step`` and schedulers with ``interval="step"`` count steps of the optimizer; use the
-    sampler's ``num_optimizer_steps`` as the length of a schedule, not ``trainer.estimated_stepping_batches``.
+    The callback sets ``trainer.accumulate_grad_batches`` before each batch. The number is also correct when the loader
+    prefetches, in a resumed epoch, and on another number of ranks. The trainer divides the loss of each batch by it.
+    ``max_steps``, ``global_step`` and schedulers with ``interval="step"`` count optimizer steps. For the length of a
+    schedule use the sampler's ``num_optimizer_steps``, not ``trainer.estimated_stepping_batches``.
 
     Args:
-        sampler: The batch sampler, which has ``accumulation``; by default that of the training loader.
+        sampler: The batch sampler, with ``accumulation``; by default that of the training loader.
 
     Raises:
         ValueError: In ``fit``, if the loader has no such sampler, the module uses manual optimization, the strategy
@@ -306,7 +308,7 @@ class TokensPerStep(Callback):
         self.on_train_epoch_start(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Begin an epoch with the accumulation of its steps."""
+        """Read the accumulation of each step of the epoch."""
         batches = trainer.fit_loop.epoch_loop.batch_idx + 1
         trainer.accumulate_grad_batches = BatchesOfStep(self._accumulation(trainer).max(initial=1), batches)
         self._begun = None
@@ -318,7 +320,7 @@ class TokensPerStep(Callback):
         batch: Any,  # noqa: ARG002 -- Lightning's hook
         batch_idx: int,
     ) -> None:
-        """Set the number of batches of this batch's step."""
+        """Set the number of batches in the step of this batch."""
         if self._begun is None:
             counts = self._accumulation(trainer)
             self._begun = batch_idx, counts, np.cumsum(counts)

@@ -20,7 +20,7 @@ from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, 
 from headrace.size_aware_batching.report import PlanReport, table
 from headrace.size_aware_batching.sizes.files import sizes_of_files
 
-SIZES = ".npy (1-D or 2-D), .txt (a number a line), FASTA [.gz], or .parquet or a folder of them, with --column"
+SIZES = ".npy (1-D or 2-D), .txt (one number per line), FASTA [.gz], or .parquet or a folder of them, with --column"
 PASSED_ON = (
     "cost",
     "max_items",
@@ -55,16 +55,16 @@ def parser() -> Parser:
     add("--version", action="version", version=f"%(prog)s {version('headrace-size-aware-batching')}")
     add("sizes", nargs="+", type=Path, metavar="SIZES", help=SIZES)
     add("--column", metavar="NAME", help="column of sizes in Parquet files")
-    add("--budget", type=budgets, required=True, metavar="N", help="of a batch; N,N,.. for sizes of several columns")
+    add("--budget", type=budgets, required=True, metavar="N", help="budget of a batch; N,N,.. for several columns")
     add("--strategy", nargs="+", choices=STRATEGIES, metavar="NAME", help=f"one or more of {', '.join(STRATEGIES)}")
-    add("--cost", choices=tuple(COSTS), default="sum", help="of a batch: sum of sizes (default), or count x largest")
+    add("--cost", choices=tuple(COSTS), default="sum", help="cost of a batch: sum of sizes (default), count x largest")
     add("--num-replicas", type=int, default=8, metavar="N", help="world size for steps and balance (default 8)")
-    add("--max-items", type=int, metavar="N", help="samples in a batch, at most")
-    add("--max-length", type=real, metavar="N", help="sizes count as at most this (one column)")
-    add("--batch-size-multiple", type=int, default=1, metavar="N", help="samples in a batch are a multiple of this")
+    add("--max-items", type=int, metavar="N", help="maximum number of samples in a batch")
+    add("--max-length", type=real, metavar="N", help="cap sizes at this (one column)")
+    add("--batch-size-multiple", type=int, default=1, metavar="N", help="batches hold a multiple of this many samples")
     add("--length-multiple", type=int, default=1, metavar="N", help="padded lengths are a multiple of this")
-    add("--shapes", type=int, metavar="N", help="distinct (count, length) shapes of padded batches, at most")
-    add("--balanced-ranks", type=int, default=64, metavar="N", help="world size with equal work in steps (default 64)")
+    add("--shapes", type=int, metavar="N", help="maximum number of (count, length) shapes of padded batches")
+    add("--balanced-ranks", type=int, default=64, metavar="N", help="world size to balance steps for (default 64)")
     add(
         "--oversize",
         choices=OVERSIZE,
@@ -73,7 +73,7 @@ def parser() -> Parser:
     )
     add("--seed", type=int, default=0, metavar="N", help="key of the random order (default 0)")
     add("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default 0)")
-    add("--draw", type=Path, metavar="FILE", help="also draw the plans into a .png, .pdf or .svg (needs matplotlib)")
+    add("--draw", type=Path, metavar="FILE", help="also draw the plans to a .png, .pdf or .svg file (needs matplotlib)")
     add("--json", action="store_true", help="print one JSON object")
     return made
 

@@ -85,121 +85,122 @@ STATE = ("version", "seed", "epoch", "position", "fingerprint")
 class DistributedSizeAwareBatchSampler(RunChanges):
     """Batches that fill a budget and never exceed it, the same number of them on every rank.
 
-    The list of batches is a function of the sizes, the options, the seed and the epoch alone. Step s gives rank r
-    the batch ``s * num_replicas + r`` of that list: the world size only decides who reads what. Any position is
-    found without planning what comes before it.
+    The list of batches is a function of the sizes, the options, the seed and the epoch alone. In step s, rank r gets
+    the batch ``s * num_replicas + r`` of that list: the world size only decides which rank reads which batch. Any
+    position is found without planning the batches before it.
 
     Usually four arguments are enough: ``sizes`` and ``max_total_size``, and for padded batches ``strategy`` and
     ``cost``.
 
-    **Epochs.** ``set_epoch(e)`` chooses the epoch. Iterating again without it gives the same epoch again, from its
-    beginning, after a complete iteration as well as after a ``break``. Only a ``sampler`` without ``set_epoch`` and
-    ``take``, such as a ``RandomSampler``, is read anew after a complete iteration; after a ``break`` its order is
-    kept until the epoch changes.
+    **Epochs.** ``set_epoch(e)`` chooses the epoch. Without it, the next iteration repeats the same epoch from its
+    beginning, also after a ``break``. The exception is a ``sampler`` without ``set_epoch`` and ``take``, such as a
+    ``RandomSampler``: it is read again after a complete iteration; after a ``break`` its order is kept until the epoch
+    changes.
 
-    **Resuming.** ``state_dict()`` is the position of the latest iteration, at any moment; ``plan()``, ``report()``,
+    **Resuming.** ``state_dict()`` returns the position of the latest iteration, at any time; ``plan()``, ``report()``,
     ``batch()``, ``len()`` and ``remaining`` do not move it. ``load_state_dict(state)`` resumes there, at any world
-    size, and ``set_epoch`` of the same epoch keeps the position. If ``set_epoch(e)`` was called before and epoch e has
-    not been iterated yet, a state of an older epoch is ignored: epoch e starts at its beginning. (torchdata's
+    size, and ``set_epoch`` of the same epoch keeps the position. If ``set_epoch(e)`` was called before and epoch e was
+    not iterated yet, a state of an older epoch is ignored: epoch e starts at its beginning. (torchdata's
     ``StatefulDataLoader`` loads its state only when it is iterated.)
 
     **Changes in a run.** A state also holds a short record of the run: the step at which each epoch began, and each
-    change since. ``step(n)`` returns the samples of any past or coming step. A run can change in the middle of an
-    epoch: ``load_state_dict(state, accept={"max_total_size"})`` resumes with another budget, ``exclude`` removes
-    samples, ``skip`` skips steps, ``reshard`` changes the number of ranks, and ``reweight`` the weights of a mixture.
-    The remaining samples of the epoch are then planned anew: none is lost, none is repeated. Call these methods on all
+    change. ``step(n)`` returns the samples of any past or future step. A run can change in the middle of an epoch:
+    ``load_state_dict(state, accept={"max_total_size"})`` resumes with another budget, ``exclude`` removes samples,
+    ``skip`` skips steps, ``reshard`` changes the number of ranks, and ``reweight`` the weights of a mixture. The
+    remaining samples of the epoch are then planned anew: none is lost, none is repeated. Call these methods on all
     ranks at the same step.
 
-    **Optimizer steps.** With ``tokens_per_step`` the list is cut into optimizer steps that hold the same samples at any
-    world size; `optimizer_steps` gives a loop the micro-batches of each. A state saved inside an optimizer step also
+    **Optimizer steps.** With ``tokens_per_step`` the list is divided into optimizer steps that hold the same samples at
+    any world size; `optimizer_steps` yields the micro-batches of each. A state saved inside an optimizer step also
     records how that step was packed (``inside_step``). A resume delivers the rest of the step, packed for its ranks.
 
     **Long samples.** With ``oversize="split"`` a sample over the budget, or longer than ``max_length``, is cut into
-    pieces of the largest size within both limits, and a remainder. Pieces are planned as samples are: shuffled,
-    balanced, counted by positions, steps and figures. Batches hold an int for a whole sample and a `Piece` for each
-    piece. Give the loader a `SplitDataset`: it reads both, and stores the start of each piece in its sample.
-    `PackedCollate` counts positions from there.
+    pieces of the largest size within both limits, and a remainder. Pieces are planned like samples: they are shuffled
+    and balanced, and count as samples in positions, steps and reports. Batches hold an int for a whole sample and a
+    `Piece` for each piece. Give the loader a `SplitDataset`: it reads both, and stores the start of each piece in its
+    sample. `PackedCollate` counts positions from there.
 
     Args:
         sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
-            k budgets, the nodes and edges of graphs for example), or a dataset with ``sizes`` or
-            ``num_tokens(index)``. Writable arrays are copied, so that later changes to them have no effect; a read-only
-            array, such as a memory map of ``mmap_mode="r"``, is not copied.
+            k budgets, the nodes and edges of graphs for example), or a dataset with ``sizes`` or ``num_tokens(index)``.
+            Writable arrays are copied, so later changes to them have no effect. Read-only arrays, such as memory maps
+            with ``mmap_mode="r"``, are not copied.
         max_total_size: Budget of a batch, in the unit of the cost; for sizes of shape ``[n, k]`` a sequence of k.
-        strategy: ``"stratified"``: random batches of nearly equal sum and count. ``"sequential"``: the samples in
-            the order of the sampler or of the shuffle (``shuffle=False`` for the dataset's); a batch ends where the
-            next sample does not fit. ``"bucketed"``: neighbours in size, for padded batches. ``"packed"``: greedy
-            (LPT) balancing with short shuffles, repaired by swaps, for packed attention; fuller and less random.
-        cost: ``"sum"`` of the sizes, the default; ``"padded"``, count times largest, for batches that are padded; or
-            ``f(n, largest)`` in any unit, which must not fall when n or the largest size grows. ``"bucketed"`` without
-            ``cost`` gives a warning: batches filled by the sum exceed the budget when they are padded.
+        strategy: ``"stratified"``: random batches of nearly equal sum and count. ``"sequential"``: the samples in the
+            order of the sampler or of the shuffle (with ``shuffle=False``, of the dataset); a batch ends where the next
+            sample does not fit. ``"bucketed"``: samples of similar size, for padded batches. ``"packed"``: greedy (LPT)
+            balancing with short shuffles, repaired by swaps, for packed attention; fuller and less random.
+        cost: ``"sum"`` of the sizes, the default; ``"padded"``, count times largest, for padded batches; or ``f(n,
+            largest)`` in any unit, which must not fall when n or the largest size grows. ``"bucketed"`` without
+            ``cost`` gives a warning: batches that are filled by the sum exceed the budget after padding.
         sampler: Order of the samples, the same on every rank; indices may repeat. If it has ``take(start, stop)``, only
-            the windows that are needed are read. None: the order by ``shuffle`` and ``seed``. Set its
-            ``num_replicas`` and ``rank`` to those of this sampler, or to 1 and 0. States hold its
-            ``epoch_fingerprint(epoch)``, or its ``fingerprint``.
-        shuffle: Whether every epoch has another order. Otherwise, and without a ``sampler``, all epochs are the same;
-            only ``"sequential"`` keeps the order of the samples.
+            the needed windows are read. Set its ``num_replicas`` and ``rank`` to those of this sampler, or to 1 and 0.
+            States hold its ``epoch_fingerprint(epoch)``, or its ``fingerprint``. None: the order follows from
+            ``shuffle`` and ``seed``.
+        shuffle: Whether every epoch has a different order. False, without a ``sampler``: all epochs are the same; only
+            ``"sequential"`` keeps the order of the samples.
         seed: Key of all randomness, 0 to 2**64 - 1.
         max_items: Largest number of samples in a batch.
-        batch_size_multiple: Batches that hold more samples than this hold a multiple of it (``"bucketed"`` and
-            ``"sequential"``; the last batch of a window may not).
+        batch_size_multiple: The number of samples in a batch is a multiple of this, unless it is smaller
+            (``"bucketed"`` and ``"sequential"``; except the last batch of a window).
         length_multiple: The length of a batch is rounded up to a multiple of this; not with ``cost="sum"``.
         shapes: Largest number of distinct (count, length) shapes that batches are padded to, the same in all epochs and
             on all ranks, for ``torch.compile`` and CUDA graphs. They are chosen for the least padding; pass the
-            attribute `shapes` to `PaddedCollate`, which pads to them. Or the shapes themselves, a sequence of (count,
-            length), such as those that `fit_shapes` measured. Only for padded ``"bucketed"`` batches and whole sizes of
-            shape ``[n]``, and not with ``oversize="own_batch"``. None: no limit.
+            attribute `shapes` to `PaddedCollate`, which pads to them. Or the shapes themselves: a sequence of (count,
+            length), such as the result of `fit_shapes`. Only for padded ``"bucketed"`` batches and whole sizes of shape
+            ``[n]``, and not with ``oversize="own_batch"``. None: no limit.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
             default here), ``"skip"`` the sample, give it its ``"own_batch"``, over the budget (samples of size 0 may
             share it), or ``"split"`` it into pieces, nothing lost (whole sizes of shape ``[n]``; its ``work`` is split
             by size; of a ``sampler`` the whole epoch is read). These samples are in ``oversize_indices`` and in the
             report.
-        tail: Policy for a number of batches that the world size does not divide: ``"split"`` the last ones into smaller
+        tail: Policy if the world size does not divide the number of batches: ``"split"`` the last batches into smaller
             ones of similar work (halves for ``"sequential"``, ``batch_size_multiple``, padded columns, padded
-            ``work``), ``"pad"`` by repeats, or ``"drop"`` them. Too few samples to split are repeated; a warning names
-            them.
-        num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch
-            begins or ``len()`` is asked for, so that the sampler may be built before the process group.
-        rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step, for code that
-            distributes batches itself, such as accelerate's ``prepare``. If the last batches do not suffice for all
-            ranks, ``tail="split"`` halves the longest of them.
-        mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
-            ``get_local_rank()``. Ranks that share data (tensor parallel ones) then get the same batches.
-        max_length: Sizes count as at most this; the collate function has to cut the samples. For sizes of shape
-            ``[n, k]`` a sequence with a number or None for each column, such as ``(512, None)``. With
-            ``oversize="split"`` the longest piece, such as the context of a model: nothing is cut off.
-        curriculum: Number of steps, since the beginning of epoch 0, in which short samples come first: after a share t
-            of them, any of the ``sqrt(t)`` shortest may come (by ``work``), then all. Every epoch has all samples;
-            those that have to wait come later in it. Optimizer steps with ``tokens_per_step``, else batches of a rank;
-            states then hold ``curriculum_ranks``, the number of ranks in epoch 0, so that another world size resumes
-            exactly. Not for ``"sequential"``, and with ``shuffle``, without ``sampler``.
-        window: Samples that are planned together. More samples give fuller batches, fewer more randomness. By
-            default a length that suits the strategy.
-        balanced_ranks: Number of ranks for which steps have equal work; steps are also balanced on its divisors. This
-            many batches of similar work form a group, and the groups come in random order: the smaller they are, the
-            less alike are successive steps. Your number of ranks is the smallest value that keeps steps balanced; with
-            1, all batches come in random order. An epoch of few batches uses a divisor. With a ``sampler`` or
-            ``shuffle=False``, groups restart in each window, so some steps straddle two groups: give a multiple of your
-            number of ranks. Not for ``"sequential"``, nor with ``tokens_per_step``.
-        work: Work of each sample, shape ``[n]``, in any unit: the steps of all ranks are balanced by its sum over a
-            batch. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
-        tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), on all ranks and
-            in all accumulated batches together, to within the longest sample. A schedule ``[(first step, tokens),
-            ...]`` changes it; its steps are counted over all epochs. The last step of an epoch is smaller. With
-            ``"stratified"`` for sums and ``"bucketed"`` for other costs; not with ``window``, ``batch_size_multiple``
-            and ``tail="pad"``. Planning an epoch takes about a second for a million samples.
-        accumulate: Micro-batches of an optimizer step on each rank, for loops that cannot change it. By default the
-            fewest that hold every step of the epoch, or of a stage of ``tokens_per_step``.
-        plan_cache: Directory in which the samples sorted by size are kept, so that the ranks of a node and later runs
-            share them instead of sorting. The batches are the same with and without it. For whole sizes below 2**20 of
-            shape ``[n]``, and strategies that sort; best with ``sizes`` from ``numpy.load(..., mmap_mode="r")``, or
-            the name of a column as ``sizes`` of a data module. Otherwise it has no effect, and a warning says so. None:
-            every process sorts.
+            ``work``), ``"pad"`` by repeating batches, or ``"drop"`` the rest. If there are too few samples to split,
+            some are repeated; a warning names them.
+        num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch begins
+            or ``len()`` is called, so the sampler can be constructed before the process group.
+        rank: Rank of this process; by default likewise. ``"all"``: the batches of all ranks, step by step, for code
+            that distributes batches itself, such as accelerate's ``prepare``. ``tail="split"`` then halves the last
+            batches, those with the most samples first, until there is one for each rank.
+        mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks, or an object with ``size()`` and
+            ``get_local_rank()``. Ranks that share data (tensor parallelism) then get the same batches.
+        max_length: Sizes are capped at this; the collate function must truncate the samples. For sizes of shape ``[n,
+            k]`` a sequence with a number or None for each column, such as ``(512, None)``. With ``oversize="split"`` it
+            is the length of the longest piece, such as the context of a model; nothing is truncated.
+        curriculum: Number of steps, from the beginning of epoch 0, in which short samples come first. After a share t
+            of these steps, samples come from the shortest share ``sqrt(t)`` (by ``work``, if given); afterwards from
+            all. Every epoch has all samples; long ones come later in it. A step is an optimizer step with
+            ``tokens_per_step``, else one batch on each rank; in the second case states hold ``curriculum_ranks``, the
+            number of ranks in epoch 0, so that another world size resumes exactly. Needs ``shuffle``; not with
+            ``"sequential"`` or ``sampler``.
+        window: Number of samples that are planned together. A larger window gives fuller batches, a smaller one more
+            randomness. By default it depends on the strategy.
+        balanced_ranks: Number of ranks for which steps have equal work; steps are also balanced for its divisors. This
+            many batches of similar work form a group, and the groups come in random order: smaller groups make
+            successive steps less similar. The smallest value that keeps steps balanced is your number of ranks; with 1,
+            all batches come in random order. An epoch of few batches uses a divisor. With a ``sampler`` or
+            ``shuffle=False``, groups restart in each window, so some steps straddle two groups: use a multiple of your
+            number of ranks. Not with ``"sequential"`` or ``tokens_per_step``.
+        work: Work of each sample, shape ``[n]``, in any unit. The work of a batch is the sum; steps are balanced by it
+            over the ranks. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
+        tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), over all ranks and
+            accumulated batches, to within the longest sample. A schedule ``[(first step, tokens), ...]`` varies it; its
+            steps count over all epochs. The last step of an epoch is smaller. Needs ``"stratified"`` for sums and
+            ``"bucketed"`` for other costs; not with ``window``, ``batch_size_multiple``, ``shapes`` or ``tail="pad"``.
+            Planning an epoch takes about a second for a million samples.
+        accumulate: Number of micro-batches in an optimizer step on each rank, for loops with a fixed number. By default
+            the smallest number that holds every step of the epoch, or of a stage of ``tokens_per_step``.
+        plan_cache: Directory for the sorted order of the samples, so that the ranks of a node and later runs read it
+            instead of sorting. The batches are the same with and without it. For whole sizes below 2**20 of shape
+            ``[n]``, and strategies that sort; best with ``sizes`` from ``numpy.load(..., mmap_mode="r")``, or the name
+            of a column as ``sizes`` of a data module. Otherwise it has no effect, and a warning says so. None: every
+            process sorts.
 
     Attributes:
-        draws: For each sample of the latest batch, a number that distinguishes it from repeats of the same sample in
-            the epoch; the same at any world size and after a resume. A loader uses it to give repeats other random
-            numbers. None without ``sampler``, because then no sample comes twice.
+        draws: For each sample of the latest batch, a number that distinguishes repeats of the same sample in the epoch;
+            it is the same at any world size and after a resume. A loader uses it to give repeats different random
+            numbers. None without ``sampler``, because then no sample repeats.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -262,7 +263,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         )
         if curriculum is not None and sampler is not None:
             raise ValueError(
-                f"curriculum={self.options.curriculum} was given beside sampler, which decides the order: leave out one"
+                f"curriculum={self.options.curriculum} and sampler were both given, but the sampler decides the order: "
+                "leave out one"
             )
         one_of("tail", tail, TAILS)
         schedule = None if tokens_per_step is None else TokenSchedule.of(tokens_per_step)
@@ -316,7 +318,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
 
     @property
     def sampler(self) -> EpochSetter:
-        """Sets the epoch, not the ``sampler`` that was given: Lightning calls ``batch_sampler.sampler.set_epoch``."""
+        """Sets the epoch; not the ``sampler`` argument. Lightning calls ``batch_sampler.sampler.set_epoch``."""
         return EpochSetter(self)
 
     @property
@@ -331,25 +333,25 @@ class DistributedSizeAwareBatchSampler(RunChanges):
 
     @property
     def num_replicas(self) -> int:
-        """Number of data-parallel ranks, as it is now."""
+        """Current number of data-parallel ranks."""
         return self._ranks.world_size()
 
     @property
     def rank(self) -> int | Literal["all"]:
-        """Rank of this process, as it is now, or ``"all"``."""
+        """Current rank of this process, or ``"all"``."""
         return "all" if self._of_all else self._ranks.current()[1]
 
     @property
     def tokens_per_step(self) -> Any:
-        """Tokens of an optimizer step, or ``((first step, tokens), ...)``; None where they were not given."""
+        """Tokens of an optimizer step, or ``((first step, tokens), ...)``; None if not given."""
         return None if self._steps is None else self._steps.schedule.value
 
     @property
     def accumulate(self) -> int:
-        """Micro-batches of the optimizer step that the latest batch belongs to, or the next one where none was yielded.
+        """Number of micro-batches in the optimizer step of the latest batch, or of the next batch if none was yielded.
 
-        1 without ``tokens_per_step``. With workers the latest batch is ahead of the loop, which matters where a
-        schedule has stages: `optimizer_steps` and `accumulation` are right there, too.
+        1 without ``tokens_per_step``. With workers the latest batch is ahead of the loop, so in a schedule with stages
+        use `optimizer_steps` or `accumulation`, which are always correct.
         """
         if self._steps is None:
             return 1
@@ -362,9 +364,9 @@ class DistributedSizeAwareBatchSampler(RunChanges):
 
     @property
     def accumulation(self) -> NDArray[np.int64] | None:
-        """Micro-batches of each optimizer step of the latest iteration, from where it began; their sum is its batches.
+        """Number of micro-batches in each optimizer step of the latest iteration; the sum is its number of batches.
 
-        If a state was loaded or another epoch chosen since then, those of the next iteration. None without
+        If a state was loaded or another epoch chosen since then, the numbers of the next iteration. None without
         ``tokens_per_step``.
         """
         self._steps_asked = True
@@ -378,15 +380,16 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def optimizer_steps(self, loader: Iterable[Batch]) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each optimizer step, taken from a loader of this sampler.
 
-        Prefetching by the loader's workers does not matter. A checkpoint that is saved between two of these lists
-        begins with a new step.
+        The loader's workers may prefetch. A checkpoint that is saved between two of these lists resumes at the
+        beginning of a step.
 
         Args:
-            loader: Gives the batches of this sampler in order: a ``DataLoader``, a ``ResumableLoader``, the sampler.
+            loader: Yields the batches of this sampler in order: a ``DataLoader``, a ``ResumableLoader`` or the sampler
+                itself.
 
         Raises:
             ValueError: If the sampler has no ``tokens_per_step``.
-            RuntimeError: If the loader gives other numbers of batches.
+            RuntimeError: If the loader yields another number of batches.
 
         >>> sampler = DistributedSizeAwareBatchSampler([2, 3, 4, 1, 2, 4], 5, shuffle=False, tokens_per_step=8)
         >>> [[sampler.sizes[batch].tolist() for batch in step] for step in sampler.optimizer_steps(sampler)]
@@ -410,13 +413,13 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             raise RuntimeError("the loader must give the batches of this sampler, got more of them")
 
     def tokens_at(self, step: int) -> float:
-        """Return the tokens of an optimizer step by its number, which counts over all epochs; for learning rates."""
+        """Return the tokens of an optimizer step, for learning rates; steps are numbered over all epochs."""
         return self._with_tokens().schedule.at(checked_int("step", step))
 
     def num_optimizer_steps(self, epoch: int | None = None) -> int:
         """Return the number of optimizer steps of a whole epoch, by default the current one, at any world size.
 
-        Without a ``sampler`` of one's own it needs no planning.
+        Without a ``sampler`` argument it needs no planning.
         """
         steps, epoch = self._with_tokens(), self.epoch if epoch is None else checked_epoch(epoch)
         return self._n_steps(steps, self._first_step(epoch), epoch)
@@ -425,7 +428,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def oversize_indices(self) -> NDArray[np.int64]:
         """Samples that exceed a budget by themselves, ascending: skipped, cut, or in batches of their own.
 
-        Those that are only longer than ``max_length`` are cut, too.
+        With ``"split"`` also the samples that are only longer than ``max_length``.
         """
         return self._prepared.oversize if self._pieces is None else self._pieces.cut
 
@@ -436,22 +439,22 @@ class DistributedSizeAwareBatchSampler(RunChanges):
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...] | None:
-        """The shapes that batches are padded to, (count, length) by length: at most so many as ``shapes`` allows.
+        """Shapes that batches are padded to, (count, length) in order of length; their number is limited by ``shapes``.
 
-        A batch has the shortest length that holds its samples. Nearly all batches have its count of samples, none has
-        more. Some of the last batches of an epoch, and one in each window, have fewer: `PaddedCollate` fills them up
-        with rows of padding. None where ``shapes`` was not given.
+        A batch has the shortest length that holds its samples. Nearly all batches have the count of their shape; none
+        has more. Some of the last batches of an epoch, and one in each window, have fewer: `PaddedCollate` adds rows of
+        padding. None if ``shapes`` was not given.
         """
         return None if self._prepared.shapes is None else self._prepared.shapes.pairs()
 
     @property
     def fingerprint(self) -> str:
-        """Hex string that stands for the sizes, the options, the seed and the order of ``sampler``."""
+        """Hex digest of the sizes, the options, the seed and the order of ``sampler``."""
         return self._fingerprint_with(None if self._order is None else self._order.fingerprint)
 
     @property
     def remaining(self) -> int:
-        """Batches of the epoch that each rank has not received yet, from the position of ``state_dict()`` on."""
+        """Number of batches that each rank has yet to receive in the epoch, from the position of ``state_dict()``."""
         return self._left(self._cursor.position)
 
     def _left(self, position: int) -> int:
@@ -465,8 +468,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def __len__(self) -> int:
         """Return the number of batches that each rank gets in the whole epoch, also after a resume.
 
-        Exact; with ``rank="all"`` those of all ranks together. Where the number depends on the order
-        (``"sequential"``, or a ``sampler``), the epoch is planned to count them; else no planning is needed. See
+        The number is exact; with ``rank="all"`` it counts the batches of all ranks. If it depends on the order
+        (``"sequential"``, or a ``sampler``), the epoch is planned to count them; otherwise no planning is needed. See
         ``remaining`` for the rest of an epoch.
         """
         planner = self._plan_epoch()
@@ -593,7 +596,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         """Return batch ``number`` of the epoch's global list, whatever the rank.
 
         Raises:
-            IndexError: If there is none.
+            IndexError: If there is no such batch.
         """
         planner, key = self._plan_epoch(), self._key(self.epoch)
         count = planner.count(key, 0)
@@ -660,8 +663,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def report(self, epoch: int | None = None) -> PlanReport:
         """Return figures about the batches of an epoch, compared with those of the epoch before.
 
-        Epoch 0 is compared with epoch 1; both are planned for it. There is nothing to compare without ``shuffle``, or
-        where the order of another epoch is not known. With ``shapes`` the epoch is planned without them, too.
+        Epoch 0 is compared with epoch 1. Both epochs are planned. There is no comparison without ``shuffle``, or if the
+        order of another epoch is not known. With ``shapes`` the epoch is also planned without them.
 
         Args:
             epoch: The current one by default.
@@ -685,11 +688,11 @@ class DistributedSizeAwareBatchSampler(RunChanges):
     def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[Any]]:
         """Return the k most expensive batches of an epoch, over all ranks, the most expensive first.
 
-        Batches are compared by the share of the budget that they take. If a run can run out of memory in this epoch, it
-        does so on one of these: `run_worst_batches` tries them before the training.
+        Batches are compared by their share of the budget. If a run can run out of memory in this epoch, it does so on
+        one of these batches: `run_worst_batches` runs them before training.
 
         Args:
-            k: How many.
+            k: Number of batches.
             epoch: The current one by default.
         """
         plan, most = self.plan(epoch), whole_number("k", k)
@@ -697,7 +700,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         return [plan.keys(int(number)) for number in np.argsort(-shares, kind="stable")[:most]]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to iterate over next; a loaded position of another epoch is dropped."""
+        """Choose the epoch to iterate over next; a loaded position of another epoch is discarded."""
         changed = self._cursor.choose(checked_epoch(epoch))
         if changed:
             self._began, self._segments = None, []
@@ -705,12 +708,11 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             self._order.set_epoch(self.epoch, changed)
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
-        """Return the state to resume from: version, seed, epoch, position and fingerprint.
+        """Return the state for a resume: version, seed, epoch, position, fingerprint and the record of the run.
 
         Args:
-            position: Samples of the epoch's list that the training loop has received on all ranks together. By
-                default those of the batches that were taken from this sampler, which with workers runs ahead of
-                the loop.
+            position: Number of samples that the training loop has received in this epoch, on all ranks together. By
+                default the position of this sampler, which with workers is ahead of the loop.
         """
         segments = self._current_segments(position)
         record = self._record.state(self.epoch, self._cursor.position, self._settings())
@@ -729,21 +731,22 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         return state
 
     def load_state_dict(self, state: dict[str, Any], accept: Collection[str] = ()) -> None:
-        """Resume where a state was taken, at any world size: the rest of the epoch is distributed anew.
+        """Resume from a state, at any world size: the rest of the epoch is distributed over the present ranks.
 
         If ``set_epoch`` chose a later epoch that was not iterated yet, the state is ignored.
 
         Args:
             state: The result of ``state_dict()``.
-            accept: What may differ from the run that saved it: names of arguments, such as ``{"max_total_size"}``, and
-                ``"data"`` for samples that were appended. Everything that the epoch has not delivered is then planned
-                anew, with these arguments; samples that ``tail="drop"`` has dropped at the end of an epoch stay
-                dropped. A ``cost`` that is a function, ``work`` and sizes that changed cannot be accepted, and a
-                ``sampler``, a ``curriculum`` or ``tokens_per_step`` only at the beginning of an epoch.
+            accept: Differences from the run that saved the state to accept: names of arguments, such as
+                ``{"max_total_size"}``, and ``"data"`` for appended samples. The rest of the epoch is then planned anew
+                with the new arguments; samples that ``tail="drop"`` has dropped at the end of an epoch stay dropped.
+                Changes of a ``cost`` function, of ``work`` or of existing sizes cannot be accepted; changes of
+                ``sampler``, ``curriculum`` or ``tokens_per_step`` only at the beginning of an epoch.
 
         Raises:
-            TypeError: If it is not a mapping.
-            ValueError: If it is a state of other sizes, options or another seed, or not such a state at all.
+            TypeError: If ``state`` is not a mapping.
+            ValueError: If ``state`` was saved with other sizes or options, or another seed, or is not a state of this
+                class.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")

@@ -62,11 +62,11 @@ DRAWS = 1024  # of a mixture: its weights change at multiples of this
 
 
 class RunChanges(Sampler[list[Any]]):
-    """A batch sampler of planned epochs whose run keeps a record, so that it can change and each step is known.
+    """Base of batch samplers that record their run, so that it can change and any step can be looked up.
 
-    A change in the middle of an epoch ends its list of batches there, and plans everything that the list has left
-    anew. Positions go on over all lists of an epoch. The base of `DistributedSizeAwareBatchSampler`, which plans whole
-    epochs and has the state.
+    A change in the middle of an epoch ends the current list of batches and plans the remaining samples anew. Positions
+    continue over all lists of an epoch. The subclass, `DistributedSizeAwareBatchSampler`, plans whole epochs and holds
+    the state.
     """
 
     sizes: NDArray[Any]
@@ -131,17 +131,17 @@ class RunChanges(Sampler[list[Any]]):
         return np.array(sorted(self._excluded), np.int64)
 
     def exclude(self, indices: Iterable[int]) -> None:
-        """Leave samples out from now on, in every epoch; call it on every rank at the same step.
+        """Exclude samples from now on, in every epoch; call it on every rank at the same step.
 
-        Batches that were taken before keep them. With workers these are ahead of the training loop: there call
-        ``exclude`` of the loader. States hold the samples.
+        Batches that were already yielded keep them. With workers the sampler is ahead of the training loop: call
+        ``exclude`` of the loader instead. States record the excluded samples.
 
         Args:
             indices: Samples of the dataset.
 
         Raises:
-            TypeError: If they are no ints.
-            ValueError: If the dataset has no such samples, or in the middle of an epoch with ``curriculum`` or
+            TypeError: If an index is not an int.
+            ValueError: If an index is out of range, or in the middle of an epoch with ``curriculum`` or
                 ``tokens_per_step``.
 
         >>> from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -165,13 +165,13 @@ class RunChanges(Sampler[list[Any]]):
         self._interrupt()
 
     def skip(self, steps: int) -> NDArray[np.int64]:
-        """Pass over the next steps of this epoch, once; call it on every rank at the same step.
+        """Skip the next steps of this epoch, once; call it on every rank at the same step.
 
         Args:
-            steps: How many; no more than the epoch has left are skipped.
+            steps: Number of steps; at most the rest of the epoch is skipped.
 
         Returns:
-            The samples that are not delivered, of all ranks.
+            The skipped samples of all ranks.
         """
         count, key, start = whole_number("steps", steps), self._key(self.epoch), self._cursor.position
         self._refuse_within_steps()
@@ -290,23 +290,24 @@ class RunChanges(Sampler[list[Any]]):
         self._interrupt()
 
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
-        """Return the samples of any step of the run, past or coming, rank by rank.
+        """Return the samples of any step of the run, past or future, rank by rank.
 
-        Steps are numbered from the start of the run over all epochs, one batch on each rank at a time; ``"step"`` of a
-        state is the one that comes next. Past steps are those that were delivered, whatever has changed since; coming
-        ones are as they will be if nothing changes.
+        Steps are numbered from the start of the run over all epochs; a step is one batch on each rank. ``"step"`` of a
+        state is the next step. Past steps are returned as they were delivered, whatever changed since; future steps as
+        they will be if nothing changes.
 
         Args:
-            number: The step.
-            num_replicas: Number of ranks for a coming step; those there are by default. A past step had its own.
-            rank: Of which rank; None for all of them.
+            number: Number of the step.
+            num_replicas: Number of ranks for a future step; by default the current one. A past step has the number that
+                it ran with.
+            rank: Rank whose samples to return; None: all ranks.
 
         Returns:
-            A list of samples for each rank, or that of one ``rank``.
+            A list of samples for each rank, or the list of ``rank``.
 
         Raises:
-            IndexError: If no epoch ever gets there, as all are empty.
-            ValueError: If the run had a number of ranks that has no such ``rank``, or there are ``tokens_per_step``.
+            IndexError: If the step does not exist because all epochs are empty.
+            ValueError: If the step ran with too few ranks for ``rank``, or with ``tokens_per_step``.
 
         >>> from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
         >>> sampler = DistributedSizeAwareBatchSampler([4, 1, 3, 2], 5, strategy="sequential", shuffle=False)

@@ -51,30 +51,30 @@ def size_aware_batching(
 ) -> Generator[Any, None, None]:
     """Batch elements in their order so that the sizes in each batch sum to at most ``max_total_size``.
 
-    One pass, in the memory of one batch: the dataset may be an endless stream. A batch is complete as soon as the next
-    element does not fit. Sizes that are integers or floats are summed without rounding.
+    It makes one pass and keeps one batch in memory, so the dataset may be an endless stream. A batch is complete when
+    the next element does not fit. Integers and floats are summed without rounding.
 
-    A size of ``inf`` never fits. At the end a summary is logged: batches, elements, fill, and what was skipped.
-    Arguments are checked by the call itself, not by the first ``next()``.
+    A size of ``inf`` never fits. At the end a summary is logged: batches, elements, fill and skipped elements.
+    Arguments are checked at the call, not at the first ``next()``.
 
     Args:
         dataset: Any iterable, or a map-style dataset, which is read from index 0 to its end.
         sizeof: Size of an element: a callable of the element, or a mapping, sequence, array or tensor for which the
             element itself is the key or index.
         max_total_size: Budget of a batch, in the unit of the sizes. ``inf`` puts everything in one batch.
-        collate_fn: Makes a batch of a list of elements; the list itself is the batch by default.
+        collate_fn: Converts a list of elements to a batch; by default the batch is the list.
         info_logger: Receives the summary. By default the logger ``headrace.size_aware_batching``, at INFO.
-        warn_logger: Receives a message for each element skipped. By default a ``UserWarning``.
-        oversize: Policy for an element that exceeds the budget by itself: ``"skip"`` it (the default here) with a
-            warning that names its position (from the hundredth on, one warning at each power of ten and one at the
-            end count them), ``"raise"`` an error, or give it its ``"own_batch"``, over the budget.
+        warn_logger: Receives a message for each skipped element. By default a ``UserWarning``.
+        oversize: Policy for an element that exceeds the budget by itself: ``"skip"`` it (the default here), ``"raise"``
+            an error, or give it its ``"own_batch"``, over the budget. A warning names the position of each skipped
+            element; from the hundredth on, warnings come only at powers of ten and at the end, and give the count.
 
     Returns:
         A generator of the batches.
 
     Raises:
-        TypeError: If ``dataset`` cannot be iterated, ``sizeof`` is none of the forms above, or
-            ``max_total_size`` or a size is not a real number.
+        TypeError: If ``dataset`` cannot be iterated, ``sizeof`` has none of the forms above, or ``max_total_size`` or a
+            size is not a real number.
         ValueError: If ``max_total_size`` is NaN, zero or negative, a size is NaN or negative, or an element is too
             large and ``oversize="raise"``.
 
@@ -94,31 +94,33 @@ def size_aware_batching(
 class SizeAwareBatchSampler(Sampler[list[Any]]):
     """Batch the indices of another sampler so that the sizes in each batch sum to at most ``max_total_size``.
 
-    For ``DataLoader(dataset, batch_sampler=...)``. The order is that of the inner sampler; see `size_aware_batching`
-    for how batches are formed. Every iteration reads the inner sampler from its beginning, also after a ``break``.
+    For ``DataLoader(dataset, batch_sampler=...)``. Samples keep the order of the inner sampler; `size_aware_batching`
+    describes how batches are formed. Every iteration reads the inner sampler from its beginning, also after a
+    ``break``.
 
-    It does not distribute batches to ranks: ranks get those of their own inner sampler, possibly unequal numbers of
-    them. `DistributedSizeAwareBatchSampler` gives all ranks the same number.
+    It does not distribute batches to ranks: each rank batches its own inner sampler, so ranks may get different numbers
+    of batches. `DistributedSizeAwareBatchSampler` gives all ranks the same number.
 
-    There is no ``len()``: the number of batches depends on the order of the inner sampler, which may change in every
-    epoch. ``len(loader)`` raises a ``TypeError`` therefore.
+    There is no ``len()``, because the number of batches depends on the order of the inner sampler, which may change in
+    every epoch. So ``len(loader)`` raises a ``TypeError``.
 
-    Instances can be pickled when their arguments can; the default loggers can.
+    Instances are picklable if their arguments are; the default loggers are.
 
     Args:
-        sampler: Yields indices. An iterator is good for one epoch; a second one raises a ``RuntimeError``.
+        sampler: Yields indices. An iterator lasts for one epoch; a second epoch raises a ``RuntimeError``.
         sizeof: Size at an index: a callable, mapping, sequence, array or tensor.
         max_total_size: Budget of a batch, in the unit of the sizes.
         info_logger: Receives the summary of each epoch. By default the logger ``headrace.size_aware_batching``,
             at INFO.
-        warn_logger: Receives a message for each index skipped. By default a ``UserWarning``.
+        warn_logger: Receives a message for each skipped index. By default a ``UserWarning``.
         oversize: Policy for an index that exceeds the budget by itself: ``"skip"`` (the default here), ``"raise"`` or
-            ``"own_batch"``, as for `size_aware_batching`; or ``"split"`` the sample, whose size has to be whole, into
-            pieces that fill the budget and a rest, each a `Piece` in the batches, for a `SplitDataset`.
+            ``"own_batch"``, as for `size_aware_batching`; or ``"split"`` the sample into pieces that fill the budget
+            and a remainder. Batches then hold a `Piece` for each; read them with a `SplitDataset`. The size must be a
+            whole number.
 
     Raises:
-        TypeError: If ``sampler`` is no sampler or iterable, ``sizeof`` is none of the forms above, or
-            ``max_total_size`` is not a real number.
+        TypeError: If ``sampler`` is not iterable, ``sizeof`` has none of the forms above, or ``max_total_size`` is not
+            a real number.
         ValueError: If ``max_total_size`` is NaN, zero or negative, or an array of sizes holds such values.
 
     >>> list(SizeAwareBatchSampler(range(5), sizeof=[2, 2, 3, 1, 2], max_total_size=4))
@@ -161,8 +163,8 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
         refuse_as_sampler(self)
         if self._used_up:
             raise RuntimeError(
-                "sampler is an iterator and its indices are used up: it is good for one epoch, even if that was "
-                "abandoned; give a sampler or a sequence of indices, which can be iterated again"
+                "sampler is an iterator and its indices are used up: it lasts for one epoch, even an "
+                "interrupted one; give a sampler or a sequence of indices, which can be iterated again"
             )
         self._used_up = isinstance(self.sampler, Iterator)
         policy: StreamOversize = "raise" if self.oversize == "split" else self.oversize

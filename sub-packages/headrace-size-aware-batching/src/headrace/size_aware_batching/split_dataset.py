@@ -23,30 +23,30 @@ _CUT = (*_NUMBERS, str, bytes)
 class SplitDataset(Dataset[Any]):
     """Reads whole samples and pieces of them: the dataset of a loader whose sampler has ``oversize="split"``.
 
-    Takes ints and `Piece` objects. Of a piece the sample is read and cut: a tensor, an array, a list, a string or
-    bytes whose length is the sample's size, or every such field of a dict or tuple, also of nested ones. Strings and
-    bytes beside other fields that are cut are taken for names, and stay as they are, as all other fields do. In a
-    dict, the key ``"piece_start"`` says where the piece begins, 0 for whole samples; `PackedCollate` counts positions
-    from there. Where nothing has the sample's size, an error names the lengths that there are: the size that the
-    sampler was given has to be the length that is read.
+    It is indexed by ints and `Piece` objects. For a piece, the sample is read and cut. A sample may be a tensor, array,
+    list, string or bytes whose length is the sample's size, or a (nested) dict or tuple, in which every such field is
+    cut. Strings and bytes are cut only if no other field is, since otherwise they are likely to be names; all other
+    fields stay as they are. In a dict, the key ``"piece_start"`` holds the start of the piece, 0 for whole samples;
+    `PackedCollate` counts positions from there. If nothing has the sample's size, an error lists the lengths that were
+    found: the sampler's size must equal the length that is read.
 
-    A batch reads a sample once, however many of its pieces are in it; the pieces are views of what was read. Other
-    batches read it again. So long samples cost least where the dataset can read a part itself: give it ``cut``, or a
-    ``__getitem__`` of its own that takes a `Piece`.
+    A batch reads a sample once, even if it holds several of its pieces; the pieces are views of the sample. Other
+    batches read the sample again. Long samples cost least if the dataset can read a part: give ``cut``, or replace this
+    class by a ``__getitem__`` of the dataset that takes a `Piece`.
 
     All other public attributes are those of the dataset, such as ``sizes``, ``fingerprint`` and ``key``.
 
     Args:
-        dataset: Any dataset with ``len()`` and integer indices; one that has ``__getitems__`` is read by it.
-        fields: Names of the fields to cut (dict keys, or positions in a tuple). None: all whose length is the sample's
-            size, but for names that begin with ``"__"``.
-        start: Key that says where a piece begins; None for none.
-        cut: ``cut(sample, piece)`` returns the piece of a sample of a kind of your own, such as a graph. Called for
-            pieces only; neither ``fields`` nor ``start`` matters then.
+        dataset: Any dataset with ``len()`` and integer indices; ``__getitems__`` is used if it has one.
+        fields: Names of the fields to cut (dict keys, or positions in a tuple). None: all fields whose length is the
+            sample's size, except those whose names begin with ``"__"``.
+        start: Key for the start of a piece; None: no such key.
+        cut: ``cut(sample, piece)`` returns the piece of a sample of your own type, such as a graph. It is called for
+            pieces only; ``fields`` and ``start`` then have no effect.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: When a sample is read that cannot be cut, or has the key ``start`` already.
+        ValueError: When a sample is read that cannot be cut or already has the key ``start``.
 
     Example:
         >>> data = SplitDataset([{"ids": [1, 2, 3, 4, 5, 6, 7], "name": "a"}, {"ids": [8], "name": "b"}])

@@ -52,20 +52,21 @@ OVERSIZE: tuple[Oversize, ...] = ("raise", "own_batch", "split")
 
 @dataclass(frozen=True, repr=False)
 class StepReport:
-    """Figures about the plan of one optimizer step; printed, a line each.
+    """Figures about the plan of one optimizer step; ``print`` shows one per line.
 
     Args:
         samples: Number of samples.
         num_replicas: Number of ranks.
         num_micro_batches: Micro-batches of each rank.
-        fewest: A lower bound of this number: no plan has fewer.
-        budget: Budget of a micro-batch; with several, the one that is filled most.
+        fewest: Lower bound of this number: no plan has fewer.
+        budget: Budget of a micro-batch; with several budgets, the one that is filled most.
         largest: Largest cost of a micro-batch, against that budget.
         fill: Mean cost of a micro-batch as a share of the budget.
         meet: Where ranks wait for one another.
-        lockstep: Sum over the micro-steps of the largest rank's work, over the mean rank's work; of each kind of work.
-        totals: Largest rank's work of the whole step, over the mean rank's; likewise.
-        bounds: Lower bounds of what ``meet`` minimises, for all plans with this many micro-batches; likewise.
+        lockstep: For each kind of work, the sum over the micro-steps of the largest rank's work, divided by the mean
+            rank's work.
+        totals: For each kind, the largest rank's work of the whole step, divided by the mean rank's work.
+        bounds: For each kind, a lower bound of what ``meet`` minimises, for all plans with this many micro-batches.
         repeated: Samples that are repeated to fill micro-batches that would be empty.
         oversize: Samples that exceed a budget by themselves.
     """
@@ -122,26 +123,28 @@ class StepReport:
 
 @dataclass(frozen=True, repr=False)
 class StepPlan:
-    """Who runs what in one optimizer step, made by `plan_step`.
+    """Ranks and micro-batches of the samples of one optimizer step, made by `plan_step`.
 
     Args:
         micro_batches: ``micro_batches[rank][k]`` are the samples of a rank's micro-batch k, ascending. Every rank has
-            the same number of micro-batches, and none is empty. Micro-step 0 has most work.
-        starts: Where each of them begins in its sample, likewise: 0, unless ``oversize="split"`` cut it.
-        lengths: How much of its sample it is, likewise: its size, shape ``[samples]`` or ``[samples, k]``.
-        contexts: How many ranks run a micro-batch together, shape ``[ranks, k]``: 1, unless ``contexts`` allowed more.
-            The first of them is a multiple of their number.
-        cost: Cost of each micro-batch, shape ``[ranks, k]``, or ``[ranks, k, budgets]`` where there are several; its
-            part for each rank where several share it.
-        works: Work of each micro-batch, shape ``[ranks, k]``, of each kind: ``{"work": ...}``, or by the names of the
-            mapping that was given.
-        imbalances: For each kind what was minimised, over the mean rank's work; 1 is perfect. With
-            ``meet="micro_batch"`` the sum over the micro-steps of the largest rank's work, with ``"step"`` the largest
-            rank's work of the whole step.
+            the same number of micro-batches, and none is empty. Micro-step 0 has the most work.
+        starts: Start of each entry of ``micro_batches`` in its sample: 0, unless ``oversize="split"`` cut the sample.
+        lengths: Size of each entry, of its sample or its piece: shape ``[samples]`` or ``[samples, k]`` in each
+            micro-batch.
+        contexts: Number of ranks that run a micro-batch together, shape ``[ranks, k]``: 1, unless ``contexts`` allowed
+            more. The first of these ranks is a multiple of the number.
+        cost: Cost of each micro-batch, shape ``[ranks, k]``, or ``[ranks, k, budgets]`` with several budgets. If ranks
+            share a micro-batch, each has its part.
+        works: For each kind of work, the work of each micro-batch, shape ``[ranks, k]``: ``{"work": ...}``, or under
+            the names of the ``work`` mapping.
+        imbalances: For each kind, the minimised quantity divided by the mean rank's work; 1 is perfect. With
+            ``meet="micro_batch"`` the quantity is the sum over the micro-steps of the largest rank's work, with
+            ``"step"`` the largest rank's work of the whole step.
         bounds: For each kind, a lower bound for all plans with this many micro-batches, see `plan_step`.
-        fewest: No plan has fewer micro-batches on each rank.
-        restore: Permutation that puts outputs back: with all outputs joined rank by rank and micro-batch by
-            micro-batch, ``joined[restore]`` is in the order of ``sizes``; pieces of a sample follow one another.
+        fewest: Lower bound of the number of micro-batches on each rank.
+        restore: Permutation that restores the order of the samples: concatenate all outputs rank by rank and
+            micro-batch by micro-batch; ``joined[restore]`` is then in the order of ``sizes``, with the pieces of a
+            sample in a row.
         repeated: Samples that are repeated (``pad=True``), one entry per repeat.
         oversize: Samples that exceed a budget by themselves.
         budget: Budgets of a micro-batch.
@@ -175,7 +178,7 @@ class StepPlan:
 
     @property
     def work(self) -> NDArray[np.float64]:
-        """Work of each micro-batch, shape ``[ranks, k]``; of several kinds the sum of their shares of their totals."""
+        """Work of each micro-batch, shape ``[ranks, k]``; of several kinds, their sum as shares of their totals."""
         if len(self.works) == 1:
             return next(iter(self.works.values()))
         shares = [work / total for work in self.works.values() if (total := float(work.sum()))]
@@ -259,49 +262,50 @@ def plan_step(
 ) -> StepPlan:
     """Plan one optimizer step: which rank runs which samples in which micro-batch.
 
-    For samples that are known only when the step begins, such as answers that a model has just generated. Every rank
-    gets the same number of micro-batches, the fewest for which a packing is found; no micro-batch exceeds a budget and
-    none is empty; each sample comes once. Then the work is balanced. No process group is needed: the same arguments
-    give the same plan on every rank and platform, since all that is compared are integers.
+    Use it for samples that are known only when the step begins, such as answers that a model has just generated. Every
+    rank gets the same number of micro-batches, the smallest for which a packing is found. No micro-batch is empty or
+    exceeds a budget, and each sample comes once. Then the work is balanced. No process group is needed: only integers
+    are compared, so the same arguments give the same plan on every rank and platform.
 
-    **The bound.** Sort the micro-batches by work, the most first. The j-th of them has at least work ``low[j]``,
-    because the largest samples need several micro-batches, and at most ``up[j]``, the most work that fits into the
-    budget. With ``meet="micro_batch"`` the best order puts R neighbours into each micro-step k, which lasts as long as
-    its first, M[k]. So the total work is at most the sum of min(M[k], up[kR + i]) over all k and i < R; the bound is
-    the least sum of M >= low that satisfies this. With ``meet="step"`` three bounds hold for the largest rank: the
-    mean; the q + 1 lightest of the qR + 1 heaviest samples, as some rank gets so many of them; and, for the rank of the
-    heaviest sample, K - 1 further micro-batches and all samples for which the other ranks have no room.
+    **The bound.** Let there be K micro-batches on each of R ranks. Sort all of them by descending work. The j-th has at
+    least work ``low[j]``, because the largest samples need several micro-batches, and at most ``up[j]``, the most work
+    that fits into the budget. With ``meet="micro_batch"`` it is best to put R neighbours into each micro-step k, whose
+    duration is that of its first one, M[k]. The total work is then at most the sum of min(M[k], up[kR + i]) over all k
+    and i < R. The bound is the smallest sum of M >= low that allows this. With ``meet="step"`` the work of the largest
+    rank has three bounds: the mean; for any q, the q + 1 lightest of the qR + 1 heaviest samples, because some rank
+    gets q + 1 of these; and the heaviest sample plus what must join it on its rank: the K - 1 lightest samples, for the
+    other micro-batches, or, if it is more, the work for which the other ranks have no room.
 
     Args:
-        sizes: Size of each sample, in any form that `DistributedSizeAwareBatchSampler` takes; shape ``[n]``, or
-            ``[n, k]`` with k budgets.
+        sizes: Size of each sample, in any form that `DistributedSizeAwareBatchSampler` takes; shape ``[n]``, or ``[n,
+            k]`` for k budgets.
         max_total_size: Budget of a micro-batch, in the unit of the cost; for sizes of shape ``[n, k]`` a sequence of
             k.
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, else ``WORLD_SIZE`` of
             the environment, else 1.
-        mesh: In its place a 1-D ``DeviceMesh`` of the data-parallel ranks, or anything with ``size()`` and
-            ``get_local_rank()``.
+        mesh: In place of ``num_replicas``: a 1-D ``DeviceMesh`` of the data-parallel ranks, or an object with
+            ``size()`` and ``get_local_rank()``.
         cost: ``"sum"`` of the sizes; ``"padded"``, count times largest; or ``f(n, largest)`` in any unit, which
             must not fall when n or the largest size grows.
         max_items: Largest number of samples in a micro-batch.
         length_multiple: The length of a micro-batch is rounded up to a multiple of this; not with ``cost="sum"``.
-        work: Work of each sample, shape ``[n]``, in any unit: that of a micro-batch is the sum. By default it follows
-            from sizes and cost, as in `PlanReport`. A mapping of names to works, such as of an encoder and a decoder:
-            all of them are balanced at once (``cost="sum"`` only).
-        meet: Where ranks wait for one another. ``"micro_batch"``: at each micro-batch (FSDP, pipelines), so the sum
-            over the micro-steps of the largest rank's work is minimised. ``"step"``: once, at the end of the step
-            (gradient accumulation under ``no_sync``), so the largest rank's work of the whole step is.
+        work: Work of each sample, shape ``[n]``, in any unit; the work of a micro-batch is the sum. By default it
+            follows from sizes and cost, as in `PlanReport`. With a mapping of names to works, for example of an encoder
+            and a decoder, all of them are balanced together (``cost="sum"`` only).
+        meet: Where ranks wait for one another. ``"micro_batch"``: at each micro-batch (FSDP, pipelines); minimises the
+            sum over the micro-steps of the largest rank's work. ``"step"``: once, at the end of the step (gradient
+            accumulation under ``no_sync``); minimises the largest rank's work of the whole step.
         multiple_of: The number of micro-batches is a multiple of this, such as the virtual stages of a pipeline.
-        pad: If there are fewer samples than micro-batches, whether the sample with the least work is repeated in each
-            empty one; ``repeated`` lists them. False: an error.
+        pad: Whether to repeat the sample with the least work in each empty micro-batch if there are fewer samples than
+            micro-batches; ``repeated`` lists the repeats. False: raise an error.
         group_by: Group of each sample, shape ``[n]``, numbers or strings: samples of one group, such as the answers to
             one prompt, stay together (``cost="sum"`` only).
         group_on: Where a group stays together: on one ``"rank"``, or in one ``"micro_step"``, which is micro-batch k of
             all ranks.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error; give it its
             ``"own_batch"``, over the budget (samples of size 0 may share it); or ``"split"`` it into full pieces and a
-            rest, as `DistributedSizeAwareBatchSampler` does (whole sizes of shape ``[n]``, ``cost="sum"``), see
-            ``StepPlan.starts``. Its work, if given, is split likewise.
+            remainder, as `DistributedSizeAwareBatchSampler` does (whole sizes of shape ``[n]``, ``cost="sum"``), see
+            ``StepPlan.starts``. Its ``work`` is split in proportion.
         contexts: Powers of two up to the number of ranks, such as ``(1, 2, 4, 8)``: a sample that exceeds the budget of
             one rank is run by the smallest group of consecutive ranks whose budgets together hold it (dynamic context
             parallelism; ``cost="sum"`` only). Each rank of a group has its part of the cost and of the work.

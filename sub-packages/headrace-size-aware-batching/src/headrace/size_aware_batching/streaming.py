@@ -49,7 +49,7 @@ Sample = tuple[int, Any, Number]  # position in the stream, the sample, its size
 
 @dataclass(repr=False)
 class BucketedBatching:
-    """`bucketed_batching` as a pipeline stage: constructed with the options, called with the stream.
+    """`bucketed_batching` as a pipeline stage: construct it with the options, call it with the stream.
 
     For ``WebDataset(...).compose(stage)`` and every other pipeline whose stages take an iterator and return one. It is
     picklable if its arguments are; worker processes get the ranks of the process that started them.
@@ -203,11 +203,12 @@ def _takes_options_of(
 
 @_takes_options_of(BucketedBatching)
 def bucketed_batching(dataset: Iterable[Any], *arguments: Any, **options: Any) -> Batches:  # noqa: D417  # by name
-    """Batch a stream so that samples of similar size share a batch, within a buffer of bounded length.
+    """Batch a stream so that samples of similar size share a batch, with a buffer of bounded length.
 
-    The buffer fills first; then each batch that leaves makes room for as many samples. Every sample is in one batch, no
-    batch exceeds the budget, and the buffer has at most ``buffer_size`` samples. So the stream may be endless, and
-    every sample leaves the buffer eventually. The call itself validates the arguments, not the first ``next()``.
+    First the buffer is filled. Then each batch that leaves it is replaced by the same number of samples. Every sample
+    is in exactly one batch, no batch exceeds the budget, and the buffer holds at most ``buffer_size`` samples. The
+    stream may be endless: every sample leaves the buffer eventually. Arguments are checked at the call, not at the
+    first ``next()``.
 
     Args:
         dataset: Any iterable: a generator, an ``IterableDataset``, a WebDataset pipeline.
@@ -222,7 +223,7 @@ def bucketed_batching(dataset: Iterable[Any], *arguments: Any, **options: Any) -
         shuffle: Whether batches leave in random order. Otherwise, the batch with the oldest sample is next.
         seed: Key of the random order, 0 to 2**64 - 1. The same stream and seed give the same batches.
         max_items: Largest number of samples in a batch.
-        batch_size_multiple: Batches of more samples than this have a multiple of it.
+        batch_size_multiple: Batches of more samples than this have a multiple of this.
         length_multiple: The largest size is rounded up to a multiple of this, for static shapes; not with
             ``cost="sum"``.
         oversize: Policy for a sample that exceeds the budget by itself: ``"raise"`` an error (the default here),
@@ -238,7 +239,7 @@ def bucketed_batching(dataset: Iterable[Any], *arguments: Any, **options: Any) -
         collate_fn: Converts a list of samples to a batch; by default the batch is the list.
         info_logger: Receives a summary at the end of the stream. By default the logger
             ``headrace.size_aware_batching``, at INFO.
-        warn_logger: Receives a message for each sample skipped. By default a ``UserWarning``.
+        warn_logger: Receives a message for each skipped sample. By default a ``UserWarning``.
 
     Returns:
         A generator of the batches.

@@ -22,19 +22,19 @@ def check_resumes(
     """Check that a sampler, loader or dataset resumes exactly.
 
     The object needs ``__iter__``, ``set_epoch``, ``state_dict`` and ``load_state_dict``; ``len()`` and ``remaining``
-    are checked if it has them. Each epoch is cut at every position: a new object loads the state there, and must
-    deliver exactly the rest. Then the rule of epochs is checked: if ``set_epoch`` chose an epoch that was not iterated
-    yet, a state of an older epoch is ignored; and only iterating, ``set_epoch`` of another epoch and
+    are checked if it has them. Each epoch is interrupted at every position: a new object loads the state from there,
+    and must deliver exactly the rest. Then the rules for epochs are checked. If ``set_epoch`` chose an epoch that was
+    not iterated yet, a state of an older epoch is ignored. Only iterating, ``set_epoch`` of another epoch and
     ``load_state_dict`` move the position.
 
     Args:
-        make: Makes a new object at the beginning of its first epoch, an equal one each time.
-        epochs: How many epochs to check, at least 3; each has to deliver at least 2 items.
-        most_cuts: Maximum number of positions at which an epoch is cut, evenly spread.
-        load: How to load a state into a new object; by default ``new.load_state_dict(state)``.
+        make: Returns a new object at the beginning of its first epoch; all of these objects are equal.
+        epochs: Number of epochs to check, at least 3; each must deliver at least 2 items.
+        most_cuts: Maximum number of positions at which an epoch is interrupted, evenly spread.
+        load: Loads a state into a new object; by default ``new.load_state_dict(state)``.
 
     Raises:
-        AssertionError: Something differs; the message names the epoch, the position and the items.
+        AssertionError: If a resumed object differs; the message names the epoch, the position and the items.
 
     >>> class Forgetful:
     ...     epoch = 0

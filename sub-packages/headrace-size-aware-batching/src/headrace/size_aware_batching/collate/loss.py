@@ -1,8 +1,8 @@
-"""The gradient of the full step, for batches with different numbers of targets.
+"""Exact gradients of a step whose batches have different numbers of targets.
 
-Batches that fill a budget differ in their number of targets. A mean per batch gives a target of a small batch more
-weight than one of a large batch: the mean of the means over ranks and accumulated batches is not the mean over all
-targets. Divide sums by the total number of targets instead.
+Batches that fill a budget differ in their number of targets. With a mean per batch, a target in a small batch weighs
+more than a target in a large one: the mean of these means, over ranks and accumulated batches, is not the mean over all
+targets. Instead, divide sums by the total number of targets.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,25 +25,26 @@ def global_num_tokens(
 ) -> torch.Tensor:
     """Count the targets of one optimizer step, over all accumulated batches and all ranks.
 
-    With a process group it is a collective: every data-parallel rank must call it once for each optimizer step, even
+    With a process group this is a collective: every data-parallel rank must call it once for each optimizer step, even
     if its batches have no targets.
 
     Args:
-        labels: For each batch that this rank accumulates until the step, its labels, an integer tensor of any shape,
-            or its number of targets. Pass the labels that enter the loss: a causal language model does not use the
-            first label of each padded row, so pass ``labels[..., 1:]``; packed labels with a separator have -100 there.
+        labels: For each batch that this rank accumulates in the step, its labels (an integer tensor of any shape) or
+            its number of targets. Pass the labels that enter the loss: a causal language model does not use the first
+            label of each padded row, so pass ``labels[..., 1:]``; packed labels with a separator already have -100
+            there.
         ignore_index: Label that is not a target, as for ``torch.nn.functional.cross_entropy``.
         mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, if other ranks share their data; None: all ranks.
         device: Device of the result and of the collective. None: the device of the first labels, or the CPU. NCCL
             needs a CUDA device.
 
     Returns:
-        The number of targets, int64, a 0-d tensor, so that the call does not wait for the device.
+        The number of targets, a 0-d int64 tensor; the call does not wait for the device.
 
     Raises:
         TypeError: If an item is neither a tensor of integers nor an int, or ``mesh`` has no ``get_group()``.
         ValueError: If a number of targets is negative, or ``labels`` is an exhausted iterator.
-        RuntimeError: In the loss of an `OOMGuard` or ``OOMRescue``, which may be that of a part of the batch.
+        RuntimeError: In the loss of an `OOMGuard` or ``OOMRescue``, which may see only a part of the batch.
 
     >>> global_num_tokens([torch.tensor([-100, 4, 2]), torch.tensor([-100, 7])])
     tensor(3)
@@ -85,9 +86,9 @@ def token_weighted_loss(loss: torch.Tensor, num_tokens: torch.Tensor | int, *, m
     """Scale the losses of one batch so that the optimizer step follows the mean over all of its targets.
 
     Call ``backward`` on the result for each accumulated batch, and do not divide it again by the number of batches. The
-    result is the sum of the losses, divided by ``num_tokens``, times the number of data-parallel ranks, by which
-    ``DistributedDataParallel`` and FSDP divide the sum of the gradients. It is not the mean loss of the batch: for the
-    mean over all targets, sum the results of the accumulated batches, and average over ranks.
+    result is the sum of the losses, divided by ``num_tokens`` and multiplied by the number of data-parallel ranks,
+    because ``DistributedDataParallel`` and FSDP divide gradients by that number. It is not the mean loss of the batch.
+    To log the mean over all targets, add the results of the accumulated batches and average over the ranks.
 
     Args:
         loss: The losses of a batch: one per target, of any shape, or their sum (``cross_entropy(...,

@@ -65,30 +65,29 @@ class PackedCollate:
     look for sample boundaries. Only some models and attention implementations keep packed samples apart;
     the how-to on packed sequences lists them.
 
-    A piece of a long sample is a sequence of its own. It says where it begins in its sample by the field
-    ``"piece_start"``, which `SplitDataset` adds, or it is cut here, by ``oversize="split"``; both give the same batch.
-    Positions of the ``"flat"`` layout go on from there, and ``"piece_start"`` is in the batch, int64, shape ``[n]``,
-    without sequences of padding. With ``"huggingface"`` each sequence counts from its own beginning and the key is
-    dropped: models find the beginnings of sequences where ``position_ids`` are 0 or do not continue. A piece whose
-    positions begin at 4096, behind a sample of 4096 tokens, would look like its continuation.
+    A piece of a long sample is a sequence of its own. Samples are cut by `SplitDataset`, which stores the start of a
+    piece in the field ``"piece_start"``, or here by ``oversize="split"``; both give the same batch. With ``"flat"``,
+    positions count from the start of the piece in its sample, and the batch has ``"piece_start"``, int64, shape
+    ``[n]``, without sequences of padding. With ``"huggingface"``, positions of each sequence start anew and the key is
+    dropped, because models take a new sequence to begin where ``position_ids`` are 0 or do not increase by 1. Otherwise
+    a piece that starts at 4096, after a sample of 4096 tokens, would look like the continuation of that sample.
 
     A pack can be padded to the shapes that kernels and compilers need. Padding after a sample belongs to its sequence:
-    causal attention does not see it, other kernels need ``lengths``. Padding after the last sample forms separate
-    sequences, none longer than the longest sample. The loss must not count padding: a field ``"labels"`` is padded with
-    -100; use that pad value for targets of another name.
+    tokens do not see it in causal attention; other attention needs ``lengths``. Padding after the last sample forms
+    separate sequences, none longer than the longest sample. The loss must not count padding: a field ``"labels"`` is
+    padded with -100; give the same ``pad_value`` to targets with another name.
 
     Args:
         layout: ``"flat"`` or ``"huggingface"``, see above.
-        separator: Value that replaces the first element of each sample in a field, by the field's name. A model
-            that is trained to predict the next token needs ``{"labels": -100}``, or the last token of a sample
-            is trained to predict the first of the next. None (default): ``{"labels": -100}`` with
-            ``layout="huggingface"`` and samples that have labels, otherwise no separator. ``{}``: no separator, for
-            masked language models.
+        separator: Value that replaces the first element of each sample in a field, by the field's name. Next-token
+            prediction needs ``{"labels": -100}``; otherwise the last token of a sample learns to predict the first
+            token of the next sample. None (default): ``{"labels": -100}`` with ``layout="huggingface"`` and samples
+            that have labels, otherwise no separator. ``{}``: no separator, for masked language models.
         position_start: Position of the first token of a sample: 0, or ``padding_idx + 1`` (2) for Hugging Face's
             RoBERTa and ESM models.
         length_multiple: The length of each sample is padded to a multiple of this.
         total_multiple: The total is padded to a multiple of this, for example 16 for FP8.
-        total_length: The total is padded to this, for one shape in all batches; None: no such padding.
+        total_length: The total is padded to this, so that all batches have one shape. None: no such padding.
         pad_value: The padding: a number, or a mapping from a field's name to a number. Fields that are not in a
             mapping get their separator, if they have one, or else 0; a number applies to fields without a separator.
             Unless a mapping names them, ``"labels"`` without a separator get -100, and an ``"attention_mask"`` 0.
@@ -98,15 +97,16 @@ class PackedCollate:
         fixed: Names of fields whose dimension 0 is not a length (dict keys, or positions in a tuple). They are
             stacked.
         max_length: Samples are truncated to this number of elements in each field that is not fixed. Pass it to the
-            batch sampler as well, which then counts the truncated lengths. None: no truncation.
-        oversize: What happens to a sample longer than ``max_length``: ``"truncate"`` it, or ``"split"`` it into pieces
-            of that length and a rest, nothing lost. The batch sampler then counts whole samples; with the same
-            ``max_length`` and ``oversize`` it plans the pieces itself, and there is nothing left to cut here. Fields in
-            ``fixed``, numbers and texts come once for each piece.
-        positions: What the positions of a piece are counted from: its ``"sample"``, or its own ``"sequence"``. None:
-            the sample with ``layout="flat"``, the sequence with ``"huggingface"``, which takes nothing else.
-        max_total_size: The budget of the batch sampler: a larger batch raises an error, because the sampler's sizes
-            were wrong. The size is the number of elements without padding. None: not checked.
+            batch sampler as well, so that it counts the truncated lengths. None: no truncation.
+        oversize: Policy for a sample longer than ``max_length``: ``"truncate"`` it, or ``"split"`` it into pieces of
+            that length and a remainder, with no loss of tokens. The batch sampler then counts whole samples. With the
+            same ``max_length`` and ``oversize``, the batch sampler plans the pieces itself, and nothing is left to
+            split here. Fields in ``fixed``, numbers and strings are repeated for each piece.
+        positions: Whether the positions of a piece count from the start of its ``"sample"`` or of its own
+            ``"sequence"``. None: ``"sample"`` with ``layout="flat"``, ``"sequence"`` with ``"huggingface"``, which
+            supports only that.
+        max_total_size: The budget of the batch sampler: a larger batch raises an error, because it means that the
+            sampler's sizes were wrong. The size is the number of elements without padding. None: not checked.
 
     Raises:
         TypeError: If an argument or a field has the wrong type.

@@ -55,14 +55,14 @@ class PaddedCollate:
         return_mask: Whether to add a mask, bool, shape ``[n, longest]``, True for tokens: under ``"attention_mask"``
             for dicts, in a `PaddedBatch` for other samples.
         max_length: Samples are truncated to this number of elements in each field that is not fixed. Pass it to the
-            batch sampler as well, which then counts the truncated lengths. None: no truncation.
+            batch sampler as well, so that it counts the truncated lengths. None: no truncation.
         shapes: Shapes (count, length), such as ``sampler.shapes`` of a `DistributedSizeAwareBatchSampler`. Each batch
             is padded to the shortest shape that holds it, all fields to one length. Missing rows are added as padding:
             their mask is False everywhere, their lengths and ``attention_mask`` are 0, their labels -100. Numbers and
-            ``fixed`` fields get such rows as well, strings do not. A loss without labels must ignore these rows:
-            ``attention_mask.any(1)`` marks the samples. None: the longest sample decides.
-        max_total_size: The budget of the batch sampler: a larger batch raises an error, because the sampler's sizes
-            were wrong. The size is the count times the longest length of all fields. None: not checked.
+            ``fixed`` fields get such rows as well; strings do not. A loss without labels must ignore these rows:
+            ``attention_mask.any(1)`` is True for samples. None: pad to the longest sample.
+        max_total_size: The budget of the batch sampler: a larger batch raises an error, because it means that the
+            sampler's sizes were wrong. The size is the count times the longest length of all fields. None: not checked.
 
     Raises:
         TypeError: If an argument or a field has the wrong type.

@@ -15,16 +15,16 @@ Batch = TypeVar("Batch")
 class PreparedBatchSampler(Sampler[list[Any]]):
     """Batch sampler of a loader that accelerate prepares; its state is the position of the training loop.
 
-    A prepared loader reads ahead, so the position of a sampler is not that of the loop. This class notes the position
-    of each batch that it yields, and counts the batches that the loop receives through `delivered`. Register it with
-    ``accelerator.register_for_checkpointing``: a state resumes on any number of processes, and the prepared loader then
-    delivers the rest of the epoch, without ``skip_first_batches``.
+    A prepared loader prefetches, so its sampler is ahead of the training loop. This class records the position after
+    each batch that it yields, and counts the batches that the loop receives through `delivered`. Register it with
+    ``accelerator.register_for_checkpointing``. A state resumes on any number of processes: the prepared loader delivers
+    the rest of the epoch, without ``skip_first_batches``.
 
     Args:
         sampler: A `DistributedSizeAwareBatchSampler` with ``rank="all"``, the batches of all ranks step by step.
 
     Raises:
-        ValueError: If it is a sampler of one rank.
+        ValueError: If ``sampler`` has another ``rank``.
 
     Example:
         >>> from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -58,13 +58,13 @@ class PreparedBatchSampler(Sampler[list[Any]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch to go on with."""
+        """The epoch of the latest iteration, or of the next one."""
         epoch: int = self._sampler.epoch
         return epoch
 
     @property
     def run_steps(self) -> int:
-        """Steps of the run that the loop has received, over all epochs and on any number of processes."""
+        """Number of steps that the loop has received in this run, over all epochs and numbers of processes."""
         steps: int = self.state_dict()["step"]
         return steps
 
@@ -85,7 +85,7 @@ class PreparedBatchSampler(Sampler[list[Any]]):
         """Yield the batches of the prepared loader, and count them for the state.
 
         Args:
-            loader: What ``prepare`` returned for a loader over this batch sampler.
+            loader: The result of ``prepare`` for a loader with this batch sampler.
         """
         self._counts_next = True
         for batch in loader:
@@ -100,15 +100,15 @@ class PreparedBatchSampler(Sampler[list[Any]]):
         self._sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state behind the last batch that `delivered` has yielded; the same on every process.
+        """Return the state after the last batch that `delivered` has yielded; it is the same on every process.
 
         Raises:
-            RuntimeError: If the loop takes its batches from the loader itself.
+            RuntimeError: If the loop iterates over the loader itself instead of `delivered`.
         """
         if self._delivered is not None and not self._is_counted:
             raise RuntimeError(
-                "the loop must iterate over delivered(loader), got one that takes its batches from the loader itself: "
-                "they are not counted, and a resume would repeat them"
+                "the loop must iterate over delivered(loader), got a loop over the loader itself: its batches "
+                "are not counted, and a resume would repeat them"
             )
         state: dict[str, Any] = self._sampler.state_dict(self._delivered)
         return state
@@ -120,8 +120,8 @@ class PreparedBatchSampler(Sampler[list[Any]]):
             state: The result of ``state_dict()``.
 
         Raises:
-            TypeError: If it is not a mapping.
-            ValueError: If it is a state of other sizes, options or another seed.
+            TypeError: If ``state`` is not a mapping.
+            ValueError: If ``state`` was saved with other sizes or options, or another seed.
         """
         self._sampler.load_state_dict(state)
         self._delivered = None

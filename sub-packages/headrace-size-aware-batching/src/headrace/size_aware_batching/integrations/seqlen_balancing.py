@@ -1,7 +1,7 @@
-"""Micro-batches by length under the names that loops of reinforcement learning and fine-tuning call today.
+"""Length-balanced micro-batches, under the function names that loops of RL and fine-tuning already call.
 
-All of them plan with `headrace.size_aware_batching.steps.plan_step`: change an import, and the loop stays as it is. If
-you can change the loop, call `plan_step` itself, which sees all ranks and micro-batches of a step at once.
+All functions plan with `headrace.size_aware_batching.steps.plan_step`: change the import and keep the loop. If you can
+change the loop, call `plan_step` itself, which sees all ranks and micro-batches of a step at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,20 +21,20 @@ Work = Callable[[NDArray[Any]], Any]
 def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> Groups:
     """Divide samples among partitions of nearly equal sums, as verl, slime and OpenRLHF do by Karmarkar-Karp.
 
-    It takes the same arguments as their function and returns the same kind of lists. It has no token limit: for one,
-    use `micro_batch_indices` or `plan_step`.
+    Arguments and result have the same form as theirs. There is no token limit: if you need one, use
+    `micro_batch_indices` or `plan_step`.
 
     Args:
         seqlen_list: Length or work of each sample, integers or floats >= 0: a list, array or tensor, shape ``[n]``.
         k_partitions: Number of partitions, at most ``n``.
-        equal_size: Whether all partitions get the same number of samples; ``n`` is then a multiple of
+        equal_size: Whether all partitions get the same number of samples; ``n`` must then be a multiple of
             ``k_partitions``.
 
     Returns:
         ``k_partitions`` lists of indices, each ascending and none empty; every index is in one of them.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If there are fewer samples than partitions, or they cannot be divided into equal numbers. verl and
             slime raise an ``AssertionError`` there.
 
@@ -64,25 +64,25 @@ def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_si
 def get_minimum_num_micro_batch_size(
     total_lengths: Any, max_tokens_per_gpu: int, ring_attn_size: int = 1, ds_tensor_parallel_size: int = 1
 ) -> int:
-    """Return how many micro-batches the samples of a rank need, as slime, miles and OpenRLHF count by first fit.
+    """Return the number of micro-batches that a rank's samples need, which slime, miles and OpenRLHF find by first fit.
 
-    Loops call it before `get_seqlen_balanced_partitions`, which has no cap. The returned number is one for which those
-    partitions stay within the cap. If a loop uses the largest number of all ranks, or balances work instead of lengths,
-    only `micro_batch_indices` keeps the cap.
+    Loops call it before `get_seqlen_balanced_partitions`, which has no cap. With the returned number those partitions
+    stay within the cap. If a loop takes the maximum over ranks, or balances work instead of lengths, they may exceed
+    it; `micro_batch_indices` does not.
 
     Args:
         total_lengths: Tokens of each sample, shape ``[n]``. A sample over the cap counts as a micro-batch of its own,
             as it does in these loops.
-        max_tokens_per_gpu: Cap of a micro-batch, in tokens of one GPU.
+        max_tokens_per_gpu: Cap of a micro-batch, in tokens per GPU.
         ring_attn_size: GPUs that share a sequence by context parallelism; the cap is multiplied by it.
-        ds_tensor_parallel_size: The same for tensor parallelism, the name as in OpenRLHF.
+        ds_tensor_parallel_size: The same for tensor parallelism; named as in OpenRLHF.
 
     Returns:
         The number, at least 1.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If a length is negative or a number less than 1, or there is no sample.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a length is negative, another argument is below 1, or there is no sample.
 
     >>> get_minimum_num_micro_batch_size([5, 3, 7, 2, 6], 12)
     2
@@ -105,15 +105,15 @@ def ffd_allocate(values: Any, capacity: int, min_groups: int | None, n_groups_di
 
     Args:
         values: Tokens of each sample, shape ``[n]``.
-        capacity: Most tokens of a group.
-        min_groups: Least number of groups; None: 1.
+        capacity: Maximum number of tokens in a group.
+        min_groups: Minimum number of groups; None: 1.
         n_groups_divisor: The number of groups is a multiple of it.
 
     Returns:
         Lists of indices, each ascending and none empty; every index is in one of them.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If a sample is over the capacity, or there are fewer samples than groups. AReaL raises a
             ``RuntimeError`` there.
 
@@ -140,25 +140,25 @@ def micro_batch_indices(
 ) -> list[Groups]:
     """Divide the samples of each rank into micro-batches within a cap, the same number on all ranks.
 
-    It gives the indices that verl's ``rearrange_micro_batches`` selects by. Every rank gives the lengths of all ranks,
-    one ``all_gather_object`` before, and takes its own part of the result: no rank asks the others whether a number of
-    micro-batches fitted. Samples stay on their ranks; `plan_step` also chooses the rank of each.
+    These are the indices by which verl's ``rearrange_micro_batches`` selects samples. Every rank passes the lengths of
+    all ranks (from one ``all_gather_object``) and takes its own part of the result. No further communication is needed
+    to agree on the number of micro-batches. Samples stay on their ranks; `plan_step` also assigns samples to ranks.
 
     Args:
-        lengths_of_ranks: For each rank, tokens of each of its samples. One rank alone: ``[lengths]``.
-        max_token_len: Most tokens of a micro-batch.
+        lengths_of_ranks: For each rank, the tokens of each of its samples; ``[lengths]`` for a single rank.
+        max_token_len: Maximum number of tokens in a micro-batch.
         num_batches_divided_by: The number of micro-batches is a multiple of it; None: 1. A pipeline with virtual
             stages needs it.
-        min_num_micro_batch: Least number of micro-batches; None: 1.
-        work: Function of an int64 array of lengths that returns the work of each, by which micro-batches are balanced;
-            None: the lengths. verl takes ``lambda lengths: 24576 * lengths + lengths**2``.
+        min_num_micro_batch: Minimum number of micro-batches; None: 1.
+        work: Function from an int64 array of lengths to the work of each sample; micro-batches are balanced by work.
+            None: the lengths. verl uses ``lambda lengths: 24576 * lengths + lengths**2``.
 
     Returns:
-        For each rank its micro-batches, lists of ascending indices into its own lengths, the one with most work first:
-        micro-batches that ranks do at the same time are alike.
+        For each rank its micro-batches: lists of ascending indices into its own lengths, in descending order of work,
+        so that micro-batches that run at the same time have similar work.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has the wrong type.
         ValueError: If a sample is over the cap, or a rank has fewer samples than there are micro-batches.
 
     >>> micro_batch_indices([[6, 2, 5, 4, 3], [7, 2]], 10)
@@ -195,8 +195,8 @@ def _same_number(
             return [[indices.tolist() for [indices] in plan.micro_batches] for plan in plans]
         count += multiple
     raise ValueError(
-        f"there must be a sample for each of {count} micro-batches, got {short} samples: take more of them, or a "
-        "smaller least number or multiple of micro-batches"
+        f"there must be a sample for each of {count} micro-batches, got {short} samples: take more samples, or a "
+        "smaller minimum or multiple of micro-batches"
     )
 
 

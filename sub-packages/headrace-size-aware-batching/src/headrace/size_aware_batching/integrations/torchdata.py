@@ -7,25 +7,25 @@ _STATE = {"version", "seed", "epoch", "position", "fingerprint"}
 
 
 def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampler's own state out of the state of a torchdata ``StatefulDataLoader``.
+    """Extract the sampler's state from the state of a torchdata ``StatefulDataLoader``.
 
-    Such a loader refuses a state that was saved with another number of workers; the sampler accepts it. So load the
-    returned state into the sampler, not into the loader, before the loader is iterated. States of workers, which only
-    datasets with ``state_dict`` have, are left out.
+    The loader refuses a state that was saved with another number of workers; the sampler accepts it. So load the
+    returned state into the sampler, not into the loader, before you iterate. Worker states are left out; only datasets
+    with ``state_dict`` have them.
 
     Args:
-        loader_state: What ``StatefulDataLoader.state_dict()`` returned, with any number of workers.
+        loader_state: The result of ``StatefulDataLoader.state_dict()``, with any number of workers.
 
     Returns:
         State for ``load_state_dict`` of the loader's ``batch_sampler`` or ``sampler``. After a state from the end of an
         epoch the next iteration is empty: call ``set_epoch`` for the next epoch.
 
     Raises:
-        TypeError: If it is not a mapping.
-        ValueError: If the state has no sampler's state, or not that of the last batch (``snapshot_every_n_steps``), if
+        TypeError: If ``loader_state`` is not a mapping.
+        ValueError: If there is no sampler state, or it is older than the last batch (``snapshot_every_n_steps``), if
             batches came out of order (``in_order=False``), or if the loop caught an error of the dataset and continued.
-            Save the result of this function, so that the error appears when a checkpoint is saved and not when it is
-            loaded. If ``in_order=False`` and a caught error come together, a wrong state may not be detected.
+            To get this error when you save a checkpoint instead of when you load it, save the result of this function.
+            ``in_order=False`` together with a caught error may go undetected.
 
     Example:
         >>> state = {"version": 1, "seed": 0, "epoch": 2, "position": 40, "fingerprint": "c0ffee"}
@@ -47,7 +47,7 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
     if None not in (delivered, given) and delivered != given:
         raise ValueError(
             f"loader_state must hold a position of the order, got one where {delivered} batches were delivered and not "
-            f"the first {delivered}, because of in_order=False or because the loop went on after an error of the "
+            f"the first {delivered}, because of in_order=False or because the loop continued after an error of the "
             "dataset: a resume would lose and repeat samples. Construct the StatefulDataLoader with in_order=True, let "
             "errors end the loop, and take a checkpoint that was saved so"
         )

@@ -20,25 +20,26 @@ class TrainerGuard:
 
     A ``Trainer`` resumes by counting steps, so it silently loses and repeats samples if the batches have changed. The
     guard stores the sampler's fingerprint, the number of processes and the number of accumulated batches in the
-    trainer's checkpoints, and refuses to resume with others. With ``tokens_per_step`` other numbers are accepted, as
-    the steps stay the same; without it, see `TrainerLoader`. It also sets the sampler's epoch, after a resume too. It
-    refuses loaders that a ``Trainer`` cannot train on exactly: one that distributes a rank's batches again, epochs of
-    different lengths, whose rest would be dropped, and, with ``tokens_per_step``, steps whose number of batches is not
-    ``gradient_accumulation_steps``. It reads no data.
+    trainer's checkpoints, and refuses to resume if one of them differs. With ``tokens_per_step`` both numbers may
+    differ, because the steps stay the same; without it, use `TrainerLoader`. The guard also sets the sampler's epoch,
+    even after a resume. It refuses what a ``Trainer`` cannot train on exactly: a loader that shards a rank's batches
+    again; epochs of different lengths, because a ``Trainer`` drops the rest; and, with ``tokens_per_step``, steps whose
+    number of batches is not ``gradient_accumulation_steps``. It reads no data.
 
     The checkpoints also hold the sampler's state with its record of the run, so ``headrace-runs show checkpoint-500
-    --step 1234`` lists the samples of any step. The sampler is ahead of the training by the batches that were
-    prefetched; the Trainer resumes by its own count.
+    --step 1234`` lists the samples of any step. In this state the sampler is ahead of training by the prefetched
+    batches; the Trainer resumes by its own count.
 
-    Override ``get_train_dataloader`` to return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or to
-    return ``self.accelerator.prepare(...)`` of it, with ``rank="all"`` in the sampler.
+    Override ``get_train_dataloader``. Return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or, if the
+    sampler has ``rank="all"``, ``self.accelerator.prepare(...)`` of it.
 
     Args:
-        sampler: The batch sampler of the trainer's loader, or its sampler; it has ``fingerprint`` and ``set_epoch``.
+        sampler: The batch sampler of the trainer's loader, or its sampler. It must have ``fingerprint``, ``set_epoch``
+            and ``len()``.
 
     Raises:
         TypeError: If ``sampler`` lacks one of these.
-        ValueError: When training begins, see above; each message says what to do.
+        ValueError: When training begins, in the cases above; each message says what to do.
 
     Example:
         >>> from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -58,7 +59,7 @@ class TrainerGuard:
         return f"{type(self).__name__}({inner(self._sampler)})"
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **others: Any) -> None:
-        """Compare what is about to be trained on with the checkpoint, if there is one."""
+        """Check the loader and the epochs, and compare them with the checkpoint, if there is one."""
         self._refuse_loader(others.get("train_dataloader"), args.world_size)
         own = {
             "fingerprint": self._sampler.fingerprint,
@@ -68,7 +69,7 @@ class TrainerGuard:
         self._accumulated = args.gradient_accumulation_steps
         saved = state.stateful_callbacks.get(_KEY)
         if state.global_step and saved is None:
-            warn("the checkpoint was saved without a TrainerGuard: whether its batches were the same is not known")
+            warn("the checkpoint was saved without a TrainerGuard: its batches may have been others")
         self._saved = (saved or {}).get(_SAMPLER)
         # A step of so many tokens has the same samples on any processes, so what a Trainer counts stays right.
         keeps_steps = getattr(self._sampler, "tokens_per_step", None) is not None
@@ -76,7 +77,7 @@ class TrainerGuard:
             if name != _SAMPLER and value != own[name] and (name == "fingerprint" or not keeps_steps):
                 raise ValueError(_CHANGED[name].format(saved=value, own=own[name]))
         if state.global_step and args.ignore_data_skip:
-            raise ValueError("ignore_data_skip must be False, got True: batches would come again after a resume")
+            raise ValueError("ignore_data_skip must be False, got True: a resume would repeat batches")
         state.stateful_callbacks[_KEY] = own
         self._length = 0
         for epoch in range(min(state.num_train_epochs, 2)):
@@ -89,7 +90,7 @@ class TrainerGuard:
         self._begin(epoch)
 
     def on_step_end(self, args: Any, state: Any, *_: Any, **others: Any) -> None:  # noqa: ARG002 -- the Trainer's hook
-        """Note the sampler's state, for a checkpoint that is saved after this step."""
+        """Store the sampler's state, for a checkpoint that is saved after this step."""
         if hasattr(self._sampler, "state_dict"):
             state.stateful_callbacks[_KEY][_SAMPLER] = self._sampler.state_dict()
 
@@ -164,11 +165,11 @@ class TrainerLoader:
     on the number of processes. This loader has no length, like a stream, so the ``Trainer`` only counts optimizer
     steps, up to ``max_steps``. The callback stores the position of a `ResumableLoader` in the trainer's checkpoints and
     loads it from there. It also ends the trainer's epochs, which may have different lengths, and sets ``state.epoch``
-    to the passes over the data. Past steps keep their numbers.
+    to the passes over the data. ``global_step`` continues after a resume.
 
-    Pass it to the ``Trainer`` as a callback, and override ``get_train_dataloader`` to return it as it is. Pass
-    ``TrainingArguments`` ``ignore_data_skip=True``, as nothing is skipped, and ``max_steps``: the result of `max_steps`
-    or your own number.
+    Pass it to the ``Trainer`` as a callback, and override ``get_train_dataloader`` to return it as it is. Set
+    ``ignore_data_skip=True`` in ``TrainingArguments``, because the loader resumes by itself, and ``max_steps`` to the
+    result of `max_steps` or to your own number.
 
     Args:
         loader: A `ResumableLoader` of headrace-webdatamodule over this process's batches.
@@ -176,7 +177,7 @@ class TrainerLoader:
             ``ResumableLoader.load_state_dict``.
 
     Raises:
-        TypeError: If ``loader`` is none.
+        TypeError: If ``loader`` is not a `ResumableLoader`.
         ValueError: When training begins, if a ``Trainer`` would lose or repeat samples; each message says what to do.
 
     Example:
@@ -208,16 +209,16 @@ class TrainerLoader:
     def max_steps(self, num_train_epochs: int, resume_from_checkpoint: str | Path | None = None) -> int:
         """Return the optimizer steps of a run of whole epochs: the steps done and the steps left.
 
-        It stays the same after a resume on as many processes; on another number of processes the epochs have another
+        The result stays the same after a resume on the same number of processes; on another number, epochs have another
         number of steps.
 
-        Where the run changes (``exclude``, ``skip`` or ``reweight`` of the loader), its epochs become shorter or
-        longer: training that got this number ends with the last epoch all the same, and sets ``state.max_steps``. The
-        learning rate's schedule keeps the number it got.
+        If the run changes (``exclude``, ``skip`` or ``reweight`` of the loader), its epochs become shorter or longer.
+        Training with this ``max_steps`` still ends with the last epoch, and ``state.max_steps`` is corrected. The
+        learning-rate schedule keeps the original number.
 
         Args:
             num_train_epochs: Epochs of the whole run.
-            resume_from_checkpoint: The folder that ``train`` gets; None for a run that begins.
+            resume_from_checkpoint: The checkpoint folder that is passed to ``train``; None for a new run.
 
         Raises:
             ValueError: If the checkpoint was not saved with a `TrainerLoader`, or with other batches.
@@ -278,14 +279,14 @@ class TrainerLoader:
         self._length = len(whole)
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Go on to the next epoch, behind the one that training began with."""
+        """Set the next epoch, except when training begins."""
         if self._begun:
             self._loader.set_epoch(self._loader.epoch + 1)
             self._length = len(self._loader)
         self._begun = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Store the position, and end the trainer's epoch with the loader's; the training, too, with the last one."""
+        """Store the position. End the trainer's epoch with the loader's epoch, and training with the last one."""
         left = self._loader.remaining
         state.epoch = self._loader.epoch + max(0.0, 1 - left / self._length)  # the share of the data
         state.stateful_callbacks[_LOADER_KEY] = self._loader.state_dict()

@@ -15,15 +15,16 @@ _LEVELS = (0.02, 0.25, 0.5, 0.75, 1.0)  # of the sorted sizes, at which batches 
 
 
 def design_batches(sizes: Any, points: int = 30, max_items: int = 64) -> list[NDArray[np.int64]]:
-    """Choose batches to measure: real samples of similar size, over a grid of counts and largest sizes.
+    """Choose batches to measure: real samples of similar size, on a grid of counts and largest sizes.
 
-    The largest sizes are at 2, 25, 50, 75 and 100 % of the sorted sizes (of each column); the counts are a geometric
-    series from 1 to ``max_items``. A batch has the samples just below its largest one, repeated if there are too few.
+    The largest sizes are the 2nd, 25th, 50th, 75th and 100th percentile of each column; the counts are a geometric
+    series from 1 to ``max_items``. A batch holds its largest sample and those just below it in size, repeated if there
+    are too few.
 
     Args:
-        sizes: Size of each sample, as for `DistributedSizeAwareBatchSampler`.
+        sizes: Size of each sample, in any form that `DistributedSizeAwareBatchSampler` takes.
         points: Approximate number of batches; 20 to 40 suffice.
-        max_items: Samples in the largest batch. `fit_budget` determines the number that fits itself.
+        max_items: Number of samples in the largest batch. (`fit_budget` finds by itself how many fit.)
 
     Returns:
         Indices of the samples of each batch, the smallest batch first.

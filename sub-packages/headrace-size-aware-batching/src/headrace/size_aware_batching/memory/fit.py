@@ -51,35 +51,35 @@ def fit_budget(
     seed: int = 0,
     mesh: Any = None,
 ) -> BatchMemoryModel:
-    """Measure training steps and return a model of their memory, ready for `DistributedSizeAwareBatchSampler`.
+    """Measure training steps and return a model of their memory, for `DistributedSizeAwareBatchSampler`.
 
-    Some 18 steps with small, usual and large samples determine the curve; each batch is at most four times as large as
-    the previous ones. Then ``calibration`` batches from the plan of an epoch determine the margin: its coverage relies
-    on their similarity to the batches of training. A batch that runs out of memory counts as a bound, not as a failure.
+    About 18 steps with small, medium and large samples determine the curve; each batch is at most four times as large
+    as the ones before it. Then ``calibration`` batches from the plan of an epoch determine the margin; its coverage
+    holds if training batches are similar to them. A batch that runs out of memory counts as a bound, not as a failure.
     A progress bar appears after a second.
 
     Each batch is measured with an empty allocator cache (cold). Training keeps the cache: a batch reuses the cached
     blocks of the batches before it, and the unused rest of a block is lost to fragmentation (warm). To measure this,
-    the calibration batches also run one after another, without emptying the cache between them; one that then runs out
-    of memory raises the margin as well. ``report()`` says how often the allocator had to release its whole cache.
+    the calibration batches also run in a row without emptying the cache; a batch that then runs out of memory raises
+    the margin as well. ``report()`` says how often the allocator had to release its whole cache.
 
-    With a process group, every rank must call it. All ranks measure the same batches and use the largest peak and the
-    smallest memory, so that all get the same model.
+    With a process group, every rank must call this function. All ranks measure the same batches and use the largest
+    peak and the smallest memory, so that all get the same model.
 
     Args:
-        step: A training step with a batch: forward, backward, optimizer. It must leave no gradients behind, or clear
-            them at its beginning. Other changes are not undone: leave schedules and moving averages of the weights out
-            of it, and use a separate ``GradScaler``.
+        step: Runs a training step with a batch: forward, backward, optimizer. It must clear the gradients at its
+            beginning or at its end. Other changes are not undone: leave out schedules and moving averages of the
+            weights, and use a separate ``GradScaler``.
         batches_of: Builds a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
             ``lambda indices: collate([dataset[i] for i in indices])``. Indices may repeat.
         sizes: Size of each sample, as `DistributedSizeAwareBatchSampler` counts it: at most its ``max_length`` and
             rounded up to its ``length_multiple``, if it has these.
         device: The CUDA device, or a ``SimulatedMemory``.
         target: Share of the device's memory for batches; the rest is ``reserve`` in the model's ``budget``.
-        model: The model that ``step`` trains. With it and ``optimizer``, weights, optimizer state and random state are
-            restored afterwards. Meanwhile a ``DistributedDataParallel`` does not reduce its gradients, so that no rank
-            waits for another one that ran out of memory; ranks of sharded models (FSDP) do wait.
-        optimizer: The optimizer of ``step``, or several.
+        model: The model that ``step`` trains. If ``model`` and ``optimizer`` are given, weights, optimizer state and
+            random state are restored afterwards. During the measurement ``DistributedDataParallel`` does not reduce
+            gradients, so no rank waits for another that ran out of memory; ranks of sharded models (FSDP) do wait.
+        optimizer: The optimizer of ``step``, or a sequence of optimizers.
         features: As for `BatchMemoryModel`. By default the measurements choose between ``n*L`` and ``n*L^2`` (padded
             batches), ``S`` and ``S^2``, and ``S`` and ``n`` (packed ones); ``report()`` and the log show the error of
             each.
@@ -87,17 +87,17 @@ def fit_budget(
         calibration: Number of batches of an epoch to measure.
         memory: As for `BatchMemoryModel`.
         max_items: Largest number of samples in a batch.
-        warm_up: Runs of each batch before it is measured: compilers, CUDA graphs and the choice of kernels take memory
-            in the first step of a shape. 0 if there are none.
-        seed: Seed of the epoch from which these batches are drawn.
+        warm_up: Number of runs of each batch before it is measured: compilation, CUDA graph capture and kernel
+            selection take memory in the first step of a shape. 0 if you use none of them.
+        seed: Seed of the epoch from which the calibration batches are drawn.
         mesh: A 1-D ``DeviceMesh`` of the data-parallel ranks, if these are not all ranks.
 
     Returns:
         The fitted model: ``model.cost()`` is the cost, ``model.budget()`` the budget.
 
     Raises:
-        ValueError: If an argument has a value that is not allowed, too few batches fit into the memory, or
-            ``features`` miss the peaks and others do not.
+        ValueError: If an argument has a value that is not allowed, too few batches fit into the memory, or other
+            features fit the peaks far better than ``features``.
         torch.OutOfMemoryError: If no batch fits at all.
 
     >>> from headrace.size_aware_batching import SimulatedMemory

@@ -65,9 +65,9 @@ class OOMEvent:
 
     Args:
         step: Number of the step since the guard was constructed, from 0.
-        phase: ``"forward"``, ``"backward"``, ``"forward or backward"`` (Lightning's first try) or ``"optimizer"``.
+        phase: ``"forward"``, ``"backward"``, ``"forward or backward"`` (Lightning's first attempt) or ``"optimizer"``.
         samples: Samples in the part that did not fit.
-        sizes: Sizes of that part as text: from ``sizes_of``, or else the shapes of its tensors.
+        sizes: Sizes of that part as text: from ``sizes_of``, else the shapes of its tensors.
         budget: The guard's budget from then on.
         error: The device's error message.
     """
@@ -82,16 +82,16 @@ class OOMEvent:
 
 @dataclass(frozen=True)
 class OOMReport:
-    """What the steps of an `OOMGuard` cost on this rank, because memory ran out.
+    """What running out of memory has cost on this rank: the figures of an `OOMGuard`.
 
     Args:
         steps: Number of steps so far.
         split_steps: Steps that ran in parts.
-        extra_parts: Forward and backward passes of these steps beyond the first of each.
-        failed_tries: Tries that ran out of memory and were repeated: the number of events.
+        extra_parts: Forward and backward passes of the split steps beyond one per step.
+        failed_tries: Attempts that ran out of memory and were repeated: the number of events.
         budget: Batches of higher cost are split at once; infinite if there is no budget.
-        alloc_retries: How often the allocator had to release its whole cache; each time it waits for the device.
-            Counted on the current CUDA device since the guard was constructed.
+        alloc_retries: Number of times the allocator had to release its whole cache, which waits for the device. Counted
+            on the current CUDA device since the guard was constructed.
     """
 
     steps: int
@@ -124,34 +124,36 @@ class OOMGuard:
     The result equals that of the full batch up to rounding: parameters after a rescued step equal those of the unsplit
     step within 1e-12 in float64. This holds for losses that are sums or means over the samples (or tokens), but not for
     a loss that compares the samples of a batch. A model with BatchNorm in training mode is refused, because its output
-    depends on the full batch. Dropout draws different numbers for the parts. Buffers that the forward pass changes
-    (such as your own running statistics) change once for every part and every attempt, on each rank separately.
+    depends on the full batch. Dropout draws different random numbers for the parts. Buffers that the forward pass
+    updates (such as your own running statistics) are updated once for every part and every attempt, on each rank
+    separately.
 
     Under ``DistributedDataParallel`` each rank splits its own batch if necessary. The ranks check that all succeeded,
     reduce their gradients with one explicit all-reduce, and check again after the optimizer step. So no rank hangs, and
-    all stay bit-equal. Communication then does not overlap with the backward pass. The loss of a part must not
-    communicate: `global_num_tokens`, also on a single rank, and collectives of ``torch.distributed`` raise in it.
+    all ranks stay bit-equal. Communication does not overlap with the backward pass. The loss of a part must not
+    communicate: `global_num_tokens` (even on a single rank) and collectives of ``torch.distributed`` raise an error
+    there.
 
-    Under FSDP2 (``fully_shard``) a step is full of collectives, so a part that did not fit cannot be repeated. If one
-    rank runs out of memory or fails otherwise, all ranks raise an error that names the rank, the phase and the sizes.
-    Batches are split only before the step, by ``budget``, on all ranks into the same number of parts; that step equals
-    the unsplit one as above. The first optimizer step is retried if the optimizer updates each weight by itself (such
-    as AdamW). Set the attribute ``checkpoint`` to the place of the last checkpoint, so that the error names it. The
-    ranks enter the ``with`` block together, and end each step with a small all-reduce.
+    Under FSDP2 (``fully_shard``) the forward and backward passes contain collectives, so a part that did not fit cannot
+    be repeated. If one rank runs out of memory or fails otherwise, all ranks raise an error that names the rank, the
+    phase and the sizes. Batches are split only before the step, by ``budget``, on all ranks into the same number of
+    parts; the result equals that of the unsplit step as above. The first optimizer step is retried if the optimizer
+    updates each weight separately (such as AdamW). Set the attribute ``checkpoint`` to the path of the last checkpoint,
+    so that the error names it. The ranks enter the ``with`` block together, and end each step with a small all-reduce.
 
-    After one event later batches are still tried whole. After a second one within ``window`` steps the ``budget``
+    After one event, later batches are still tried whole. After a second event within ``window`` steps, the ``budget``
     shrinks on all ranks, so that batches of that cost are split at once, until the first event is ``window`` steps ago.
     Every event is logged as a warning under ``headrace.size_aware_batching`` with the sizes of the batch, and recorded
-    in ``events``; ``report()`` says how many steps were split and what that cost.
+    in ``events``. ``report()`` counts the split steps and their cost.
 
-    An optimizer that runs out of memory is retried. Its first step allocates its state; if that step has already
-    changed weights, it is undone from a copy on the host. Later steps are undone only with ``copy_weights=True``.
-    Without it, only optimizers of ``torch.optim`` are retried, because optimizers of other libraries may change weights
+    An optimizer step that runs out of memory is retried. The first step allocates the optimizer state; if it has
+    already changed weights, it is undone from a copy on the host. Later steps are undone only with
+    ``copy_weights=True``. Without it, only optimizers of ``torch.optim`` are retried, because others may change weights
     undetected. A ``GradScaler`` is not supported: use bfloat16, or in Lightning ``OOMRescue``, which supports
     ``"16-mixed"``.
 
     Args:
-        model: The model. On several ranks it is a ``DistributedDataParallel`` or a model of FSDP2, or holds one:
+        model: The model. On several ranks it is a ``DistributedDataParallel`` or an FSDP2 model, or contains one:
             compiled, in Fabric's wrapper, or in a module of your own.
         optimizer: The optimizer of the model.
         reduction: The meaning of ``loss_of(part)``: ``"mean"``, the mean over ``count(part)``, which under
@@ -159,16 +161,16 @@ class OOMGuard:
             ``count`` of the full batch over all ranks; or ``"scaled"``, the result of `token_weighted_loss`, so that
             the losses of the parts add up (count the targets before the step, with a collective of all ranks).
         count: Returns the denominator of the mean, such as the tokens of a batch. By default the number of samples.
-        split: Splits a batch into smaller ones, in order; returns fewer than two for a single sample. By default
-            tensors, and dicts and tuples of them, are cut along dimension 0, and batches of `PackedCollate` at their
-            ``cu_seqlens``.
+        split: Splits a batch into smaller batches, in order; returns fewer than two for a single sample. By default
+            tensors, and dicts and tuples of tensors, are split along dimension 0, and batches of `PackedCollate` at
+            their ``cu_seqlens``.
         length: Returns the number of samples in a batch; required with ``split``.
-        indices: Returns the dataset index of each sample in a batch, for the error of a sample that does not fit.
+        indices: Returns the dataset index of each sample in a batch, for the error message if a sample does not fit.
         sizes_of: Returns the sizes of a batch's samples, ``[n]`` or ``[n, k]``, for the log.
         cost: Returns the cost of a batch; by default the number of elements of its tensors.
         budget: Batches of higher cost are split at once.
-        shrink: The budget becomes this share of the lowest cost that ran out of memory in two steps.
-        window: Number of steps for which the guard remembers that it ran out of memory.
+        shrink: The budget shrinks to this share of the lowest cost that ran out of memory in the two steps.
+        window: Number of steps for which the guard remembers an event.
         clip_norm: Maximum norm of the gradients.
         copy_weights: Whether to copy weights and optimizer state to the host before every update, not only the first.
 
@@ -257,7 +259,7 @@ class OOMGuard:
 
     @property
     def budget(self) -> float:
-        """Batches of higher cost are split at once. Setting it forgets the steps that ran out of memory."""
+        """Batches of higher cost are split at once. Setting it discards the remembered events."""
         return self._budget.at(self.steps, self._failing)
 
     @budget.setter
@@ -265,7 +267,7 @@ class OOMGuard:
         self._budget = StepBudget(budget, self._budget.shrink, self._budget.window)
 
     def report(self) -> OOMReport:
-        """Return how many steps were split on this rank and what that cost; ``str()`` of it is a short text."""
+        """Return the number of split steps on this rank and their cost; ``str()`` gives a short text."""
         retries = alloc_retries() - self._retries_before
         return OOMReport(self.steps, self._split_steps, self._extra_parts, len(self.events), self.budget, retries)
 
@@ -274,7 +276,7 @@ class OOMGuard:
         return self._budget.state_dict(self.steps)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with what another guard has learned; load the same on all ranks."""
+        """Restore what a guard has learned about its budget; load the same state on all ranks."""
         self._budget.load_state_dict(state_dict, self.steps)
 
     def __enter__(self) -> "OOMGuard":
@@ -304,9 +306,9 @@ class OOMGuard:
             The loss of the full batch, a mean (or scaled by ``loss_of``), without a graph.
 
         Raises:
-            torch.OutOfMemoryError: If a single sample does not fit, with its index, on all ranks; under FSDP2 if
-                anything does not fit on one of them.
-            RuntimeError: If it is called outside the ``with`` block; if another rank has failed.
+            torch.OutOfMemoryError: If a single sample does not fit, on all ranks and with its index; under FSDP2 if any
+                rank runs out of memory.
+            RuntimeError: If it is called outside the ``with`` block, or another rank has failed.
             ValueError: If BatchNorm is in training mode.
         """
         return self.accumulated_step([batch], loss_of)
@@ -315,8 +317,8 @@ class OOMGuard:
         """Take one training step over several batches, whose gradients are accumulated.
 
         The result equals that of the usual loop, which divides the mean of each batch by the number of batches. With
-        ``reduction="sum"`` the sum over all batches is divided by their ``count``, with ``"scaled"`` losses add up. If
-        one of the batches does not fit, those before it run once more.
+        ``reduction="sum"`` the sum over all batches is divided by their total ``count``; with ``"scaled"`` the losses
+        are added. If a batch does not fit, the batches before it run once more.
 
         Args:
             batches: The batches of this rank, such as ``itertools.islice(loader, 4)``. They are kept until the step is

@@ -18,14 +18,14 @@ class PolynomialRegression(torch.nn.Module):
     """Least-squares polynomial of one variable, in float64.
 
     The fit is ``numpy.polynomial.Polynomial.fit``: ``x`` is mapped to [-1, 1] first, so that byte counts and their
-    squares lose no digits. ``forward`` returns float64 for every input, because float32 holds whole numbers only up
-    to 16 MiB. ``.half()``, ``.to(dtype)`` and the like leave the model in float64.
+    squares lose no digits. ``forward`` always returns float64, because float32 is exact only for integers up to 2**24
+    (16 MiB in bytes). ``.half()``, ``.to(dtype)`` and similar calls leave the model in float64.
 
-    The coefficients are buffers: they move with ``.to(device)``, and ``state_dict`` carries them into another
-    instance of the same degree.
+    The coefficients are buffers: they move with ``.to(device)``, and another instance of the same degree can load the
+    ``state_dict``.
 
     Args:
-        degree: Degree of the polynomial, from 0.
+        degree: Degree of the polynomial, >= 0.
 
     Raises:
         ValueError: If ``degree`` is not a non-negative integer.
@@ -54,14 +54,14 @@ class PolynomialRegression(torch.nn.Module):
         """Fit the polynomial to points; replaces an earlier fit.
 
         Args:
-            x: Shape ``[n]``, with at least ``degree + 1`` distinct values: a tensor, or a list of numbers as
-                ``collect_cuda_peak_alloc`` returns them. Integers are allowed.
+            x: Shape ``[n]``, with at least ``degree + 1`` distinct values: a tensor, or a list of numbers, as
+                ``collect_cuda_peak_alloc`` returns. Integers are allowed.
             y: Shape ``[n]``, a tensor or a list of numbers.
 
         Raises:
             TypeError: If ``x`` or ``y`` is not a 1-D tensor or sequence of real numbers.
-            ValueError: If the numbers of samples are not equal, a value is NaN or infinite, or ``x`` has too few
-                distinct values.
+            ValueError: If ``x`` and ``y`` differ in length, a value is NaN or infinite, or ``x`` has too few distinct
+                values.
         """
         points, values = _points(x, "x"), _points(y, "y")
         if len(points) != len(values):
@@ -111,16 +111,17 @@ class PolynomialRegression(torch.nn.Module):
         return value
 
     def predict_upper(self, x: torch.Tensor, margin: float = 0.1) -> torch.Tensor:
-        """Predict an upper estimate; least squares alone is too low for about half of its own points.
+        """Predict an upper estimate; least squares alone is too low for about half of the fitted points.
 
-        With ``margin=0`` no fitted point lies above the estimate. Use a larger margin for ``x`` beyond the fit.
+        With ``margin=0`` no fitted point lies above the estimate. Use a larger margin for ``x`` outside the fitted
+        range.
 
         Args:
             x: As for ``forward``.
-            margin: Share of the prediction to add, from 0.
+            margin: Share of the prediction to add, >= 0.
 
         Returns:
-            ``forward(x)``, plus the largest difference by which a fitted point lies above it, plus the margin.
+            ``forward(x)``, plus the largest amount by which a fitted point exceeds it, plus the margin.
 
         Raises:
             ValueError: If ``margin`` is negative or not finite.
