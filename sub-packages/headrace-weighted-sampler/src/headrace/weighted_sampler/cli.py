@@ -35,15 +35,15 @@ PASSED_ON = ("weights", "semantics", "temperature", "epoch_length", "schedule", 
 REPORT = "report"  # what --json adds to the fields of a config
 FIELDS = ("sources", *PASSED_ON, "per", *LENGTHS, *BATCHES, "num_replicas")
 _DESCRIPTION = (
-    "Print what a run will see of each source of a mixture: its share of the samples and tokens, the passes over it, "
-    "repeated samples, and when a capped source leaves. Nothing is drawn: the counts are those of "
+    "Report each source of a mixture before a run: its share of the samples and tokens, the passes over it, "
+    "repeated samples, and when a capped source leaves. No sample is drawn: the counts are those of "
     "WeightedDistributedSampler with the same options."
 )
 _CONFIG = (
     "A config is a mapping with the long names of the options, `_` in place of `-`: sources {name: file or count}, "
     "weights {name: weight, or [weight, {name: weight}] for a group}, max_passes {name: passes}, schedule [[position, "
     "weights], ...] and the others. Files are relative to the current folder. --json prints these fields too, so its "
-    "output can be a config. Exit codes: 0 success, 2 usage or input is wrong, 130 stopped by Ctrl-C."
+    "output can be a config. Exit codes: 0 success, 2 wrong usage or input, 130 stopped by Ctrl-C."
 )
 
 
@@ -60,20 +60,20 @@ def parser() -> argparse.ArgumentParser:
     made = _Parser(prog="headrace-mixtures", description=_DESCRIPTION, epilog=_CONFIG)
     add = made.add_argument
     add("--version", action="version", version=f"%(prog)s {version('headrace-weighted-sampler')}")
-    add("sources", nargs="*", metavar="NAME=SIZES", help="sizes in .npy or .txt (a number a line), or a count")
-    add("--config", type=Path, metavar="FILE", help="the same as .json, or .yaml with PyYAML; options here replace it")
-    add("--weights", nargs="+", metavar="NAME=WEIGHT", help="what they mean is --semantics")
+    add("sources", nargs="*", metavar="NAME=SIZES", help="sizes in .npy or .txt (one number per line), or a count")
+    add("--config", type=Path, metavar="FILE", help="options as .json, or .yaml with PyYAML; flags override it")
+    add("--weights", nargs="+", metavar="NAME=WEIGHT", help="weights, interpreted by --semantics")
     length = made.add_mutually_exclusive_group()
-    length.add_argument("--tokens", type=_whole_word, metavar="N", help="length of the run")
-    length.add_argument("--samples", type=_whole_word, metavar="N", help="the same in samples, of all ranks together")
-    length.add_argument("--epochs", type=_whole_word, metavar="N", help="the same in epochs")
-    add("--per", choices=PER, help="unit of the shares (default: token if there are sizes, and not for ratios)")
+    length.add_argument("--tokens", type=_whole_word, metavar="N", help="length of the run in tokens")
+    length.add_argument("--samples", type=_whole_word, metavar="N", help="length of the run in samples of all ranks")
+    length.add_argument("--epochs", type=_whole_word, metavar="N", help="length of the run in epochs")
+    add("--per", choices=PER, help="unit of the shares (default: token if sizes are given, but sample for ratios)")
     add("--semantics", choices=SEMANTICS, help="meaning of a weight (default proportion)")
-    add("--temperature", type=_number, metavar="T", help="for --semantics temperature")
-    add("--max-passes", nargs="+", metavar="NAME=N", help="passes after which a source leaves")
-    add("--stopping", choices=STOPPING, help="what follows a source's pass (default endless)")
-    add("--epoch-length", type=_whole_word, metavar="N", help="samples of an epoch (default: as the sampler)")
-    add("--seed", type=_whole_word, metavar="N", help="of the sampler (default 0)")
+    add("--temperature", type=_number, metavar="T", help="temperature for --semantics temperature")
+    add("--max-passes", nargs="+", metavar="NAME=N", help="number of passes after which a source leaves")
+    add("--stopping", choices=STOPPING, help="what happens after a pass over a source (default endless)")
+    add("--epoch-length", type=_whole_word, metavar="N", help="samples of an epoch (default: as in the sampler)")
+    add("--seed", type=_whole_word, metavar="N", help="seed of the sampler (default 0)")
     batch = made.add_mutually_exclusive_group()
     batch.add_argument("--batch-tokens", type=_whole_word, metavar="N", help="tokens of a rank's batch, for steps")
     batch.add_argument("--batch-size", type=_whole_word, metavar="N", help="samples of a rank's batch, for steps")

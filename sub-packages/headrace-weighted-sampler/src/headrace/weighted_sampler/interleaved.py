@@ -62,9 +62,9 @@ class StreamState(TypedDict):
         version: Version of this layout.
         seed: Seed of the dataset.
         epoch: The epoch of ``position``.
-        position: Items of that epoch that this stream has yielded.
+        position: Number of items that this stream has yielded in that epoch.
         dropped_at: The position where the latest source was dropped; 0 if none was.
-        behind: With ``per="token"``, by name the tokens by which each source is behind its share, as a fraction such as
+        behind: With ``per="token"``, ``{name: tokens}`` by which each source is behind its share, as fractions such as
             ``"7/3"``; else empty.
         stream: The rank and worker of the stream, as a dict of four integers.
         fingerprint: Fingerprint of the sources, the options and the seed.
@@ -94,11 +94,11 @@ class _Resume:
 class InterleavedDataset(IterableDataset[T]):
     """Interleave iterable datasets by weight; the source at any position is a pure function of seed and weights.
 
-    Every source is read in its own order and without prefetching, and no source is opened before its first item is
-    needed. Sources shard their data among ranks and workers themselves (``split_by_node`` and ``split_by_worker`` of
-    WebDataset; every worker reads a plain list completely). Every (rank, worker) has its own stream, with exact shares:
-    within about one and a half items after any number of items. A source whose share of a stream stays below half
-    an item may not occur in it. Streams have different lengths unless they are ``endless``; for synchronised ranks, use
+    Every source is read in its own order, without prefetching, and opened when its first item is needed. Sources shard
+    their data among ranks and workers themselves (with ``split_by_node`` and ``split_by_worker`` in WebDataset); a
+    plain list is not sharded: every worker reads all of it. Every (rank, worker) has its own stream with exact shares:
+    within about one and a half items after any number of items. A source whose share of a stream stays below half an
+    item may not occur in it. Streams have different lengths unless they are ``endless``; for synchronised ranks, use
     ``endless`` with a fixed number of steps.
 
     The stream ends:
@@ -114,9 +114,9 @@ class InterleavedDataset(IterableDataset[T]):
     item.
 
     In epoch ``e``, pass ``k`` of a source (counted from 0) begins with its ``set_epoch(e + k)``, if it has that method.
-    A resume is exact for sources that yield the same items again in the same epoch, or whose own state determines the
-    next items completely. The state of a ``datasets.IterableDataset`` with a shuffle buffer omits the buffer, so the
-    source is reread up to its position. Shuffled without a ``seed``, it cannot resume, and raises. A new iteration
+    A resume is exact for sources that yield the same items again in the same epoch, or whose own state fully determines
+    the next items. The state of a ``datasets.IterableDataset`` with a shuffle buffer omits the buffer, so such a source
+    is reread up to its position. If it was shuffled without a ``seed``, a resume raises an error. A new iteration
     without ``set_epoch`` repeats the epoch from its beginning, also after a ``break``. A copy (``copy.copy``,
     ``copy.deepcopy``, ``pickle``) continues from ``state_dict()``; loader workers start over.
 
@@ -130,12 +130,12 @@ class InterleavedDataset(IterableDataset[T]):
             ``len(source)``. ``"temperature"``: the share is proportional to ``(weight * len(source)) **
             (1 / temperature)``.
         temperature: For ``semantics="temperature"``: 1 keeps the shares by size, larger values flatten them.
-        schedule: ``[(position, weights), ...]`` with increasing positions: from that item of each stream and epoch on,
-            these weights apply. A resumed run may change it after its position.
+        schedule: ``[(position, weights), ...]`` with increasing positions: these weights apply from that item of each
+            stream and epoch. A resumed run may change it after its position.
         per: ``"sample"``, or ``"token"``: then the weights are shares of the tokens. The next item comes from the
-            source that is furthest behind, so that after any number of items each source of a stream is within about
-            one longest item of its share. Needs ``semantics="proportion"``.
-        sizeof: For ``per="token"``, a function of an item: its tokens, an int from 0.
+            source that is furthest behind, so each source of a stream is always within about one longest item of its
+            share. Needs ``semantics="proportion"``.
+        sizeof: For ``per="token"``, a function that returns the number of tokens of an item, an int >= 0.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 if that
             is not initialised, read at the start of an iteration.
         rank: This rank, from 0. Read in the same way.
@@ -207,9 +207,9 @@ class InterleavedDataset(IterableDataset[T]):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digits that identify the sources, the weights, the stopping rule and the seed.
+        """Hex digest of the sources, the weights, the stopping rule and the seed.
 
-        Of the data it covers the names, the lengths of lists, and the ``fingerprint`` of sources that have one.
+        Of the data, it covers the names, the lengths of lists, and the ``fingerprint`` of sources that have one.
         """
         return self._mixture.fingerprint()
 
@@ -242,7 +242,7 @@ class InterleavedDataset(IterableDataset[T]):
         return (self._latest or self._iterator()).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the next iteration from ``state``. The call itself reads nothing.
+        """Resume the next iteration from ``state``; the call itself reads no data.
 
         If ``set_epoch`` has chosen an epoch that was not iterated yet, a state of an older epoch is ignored, because
         loaders may load a state as late as in ``iter()``.
@@ -251,8 +251,8 @@ class InterleavedDataset(IterableDataset[T]):
             state: The result of ``state_dict`` of the dataset or of an iterator.
 
         Raises:
-            TypeError: If it is not a mapping, or a value has the wrong type.
-            ValueError: If it was saved with other sources or options, or another seed.
+            TypeError: If ``state`` is not a mapping, or a value has the wrong type.
+            ValueError: If ``state`` was saved with other sources or options, or another seed.
         """
         checked = check_stream_state(state, self._mixture)
         if self._cursor.resume(checked["epoch"], checked["position"]):
@@ -395,11 +395,11 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         return {name: str(own) for name, own in named if name in reached}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from ``state``. The call itself reads nothing.
+        """Resume from ``state``; the call itself reads no data.
 
         Raises:
-            TypeError: If it is not a mapping, or a value has the wrong type.
-            ValueError: If it was saved with other sources or options, another seed, or by another stream.
+            TypeError: If ``state`` is not a mapping, or a value has the wrong type.
+            ValueError: If ``state`` was saved with other sources or options, another seed, or by another stream.
         """
         checked = check_stream_state(state, self._mixture)
         if self._cursor.overrules(checked["epoch"]):

@@ -1,4 +1,4 @@
-"""The report of a mixture, and its shares over a run, as plots; they need matplotlib, the ``plot`` extra."""
+"""Plots of a mixture: its report, and its shares over a run. They need matplotlib, the ``plot`` extra."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -15,17 +15,18 @@ GREY, BLUE, ORANGE = "#c9ced6", "#1f6fb4", "#e8833a"
 
 
 def plot_mixture(report: MixtureReport) -> "Figure":
-    """Plot requested and delivered shares, and the coverage of each source.
+    """Plot the requested and delivered share and the coverage of each source.
 
     Args:
-        report: Result of ``WeightedDistributedSampler.report()``; the 40 most drawn sources are shown.
+        report: Result of ``WeightedDistributedSampler.report()``. The plot shows the 40 sources with the most
+            deliveries.
 
     Returns:
         A matplotlib figure, for ``figure.savefig(path)``.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        TypeError: If ``report`` is not a report, such as the sampler itself.
+        TypeError: If ``report`` is not a `MixtureReport`, for example if it is the sampler.
     """
     figure_of = _matplotlib("plot_mixture")
     if not isinstance(report, MixtureReport):
@@ -44,7 +45,7 @@ def plot_mixture(report: MixtureReport) -> "Figure":
 
 
 def plot_run(spec: MixtureSpec, epochs: int | None, samples: int | None = None) -> "Figure":
-    """Plot each source's share by position, to the end of some epochs or over so many samples."""
+    """Plot each source's share by position, over ``epochs`` or over ``samples``."""
     figure_of = _matplotlib("plot")
     last = spec.stages[-1].start
     shown = epochs if epochs is not None else 1 if spec.drops else last // spec.epoch_length + 2

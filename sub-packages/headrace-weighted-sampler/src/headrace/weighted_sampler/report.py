@@ -34,10 +34,10 @@ class SourceReport:
         weight: Exact weight in the stage in which the epoch begins.
         asked: Requested share of the epoch's draws, 0 to 1.
         draws: Draws from the source in this epoch.
-        delivered: Samples that all ranks together receive: draws, minus dropped ones, plus padded ones.
+        delivered: Samples that all ranks together receive: draws minus dropped samples plus padding.
         share: ``delivered`` as a share of all deliveries, 0 to 1.
         seen: Distinct samples drawn from epoch 0 to the end of this epoch.
-        repeats: Draws in that time beyond the first draw of each sample.
+        repeats: Draws beyond the first draw of each sample, from epoch 0 to the end of this epoch.
         asked_token_share: Requested share of the epoch's tokens; None if shares refer to samples.
         token_share: Delivered share of the epoch's tokens; None if shares refer to samples.
         groups: Names of the enclosing groups of nested weights, outermost first.
@@ -58,7 +58,7 @@ class SourceReport:
 
     @property
     def coverage(self) -> float:
-        """The fraction of the source that has been drawn, 0 to 1."""
+        """Fraction of the source that has been drawn, 0 to 1."""
         return self.seen / self.size if self.size else 1.0
 
 
@@ -70,18 +70,19 @@ class MixtureReport:
         epoch: Number of the epoch.
         num_replicas: Number of ranks.
         sources: One entry per source, including sources of weight 0.
-        padded: Dataset indices that are repeated so that the ranks get equal numbers.
-        dropped: Dataset indices that are left out so that the ranks get equal numbers.
-        not_drawn: Number of samples that no epoch draws: they are in no source, or in a source of weight 0.
-        rounding: Largest relative change of a weight by rounding; above 0 only with thousands of weights of samples.
+        padded: Dataset indices that are repeated so that all ranks get the same number.
+        dropped: Dataset indices that are dropped so that all ranks get the same number.
+        not_drawn: Number of samples that are never drawn, because they are in no source or in a source of weight 0.
+        rounding: Largest relative rounding error of a weight; above 0 only with thousands of distinct weights of
+            samples.
         changes: Positions within this epoch where a schedule changes the weights, or a source is dropped.
-        leaving: The sources that leave the mixture in this run after ``max_passes``: (name, position), where positions
-            count the samples of all ranks and epochs.
-        deviation: The largest deviation of a source from its share of the tokens, counted from the first position of
-            epoch 0, at any position of this epoch (of its first 4,194,304 positions, if it is longer), in longest
-            samples. None if shares refer to samples, and with ``stopping="drop_exhausted"``.
-        deviation_bound: The deviation that no position of any epoch exceeds while the weights stay the same, in
-            longest samples, as proven for these weights.
+        leaving: Sources that leave the mixture after ``max_passes``: (name, position), with positions counted over all
+            ranks and epochs.
+        deviation: Largest deviation of a source from its share of the tokens, in units of the longest sample. Tokens
+            are counted from the start of epoch 0; the maximum is over the positions of this epoch (at most its first
+            4,194,304). None if shares refer to samples, and with ``stopping="drop_exhausted"``.
+        deviation_bound: Proven upper bound of the deviation at any position of any epoch while the weights stay the
+            same, in units of the longest sample.
     """
 
     epoch: int
@@ -98,7 +99,7 @@ class MixtureReport:
 
     @property
     def tree(self) -> tuple[SourceReport, ...]:
-        """The sources, and the sum of each group of nested weights before its members."""
+        """The sources; with nested weights, the sum of each group precedes its members."""
         return tuple(_tree(self.sources))
 
     @never_raises

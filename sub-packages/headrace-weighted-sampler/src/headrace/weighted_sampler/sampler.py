@@ -47,7 +47,7 @@ class State(TypedDict):
         version: Version of this layout.
         seed: Seed of the sampler.
         epoch: The epoch of ``position``.
-        position: Samples of the epoch's global sequence already consumed, on all ranks together.
+        position: Number of samples of the epoch's global sequence that all ranks together have consumed.
         fingerprint: Fingerprint of the data, the options and the seed.
     """
 
@@ -80,41 +80,41 @@ class _Iteration:
 class WeightedDistributedSampler(DistributedSampler[int]):
     """Mix the sources of one dataset by weight and distribute the samples over data-parallel ranks.
 
-    All ranks read one global sequence: of every ``W`` samples in a row each of the ``W`` ranks takes one. They are
-    distributed by source, starting from another rank in each step, so that each rank sees the mixture too. The sequence
-    is endless and a pure function of the seed and the weights; an epoch is a slice of it. Every source's count follows
-    its share to within about one and a half draws at every position, so it is within three draws over any stretch. Each
-    source is drawn without replacement, with a new shuffle for each pass. Passes continue across epochs: ratio 0.25
-    covers a source in four epochs, and 2.0 draws each sample exactly twice per epoch. Any position is computed alone,
-    so memory and the time to the first sample do not grow with the epoch.
+    All ranks read one global sequence: each of the ``W`` ranks takes one of every ``W`` samples in a row. Samples are
+    distributed by source, starting from a different rank in each step, so that each rank sees the mixture too. The
+    sequence is endless and a pure function of the seed and the weights; an epoch is a slice of it. Every source's count
+    follows its share to within about one and a half draws at every position, so it is within three draws over any
+    stretch. Each source is drawn without replacement, with a new shuffle for each pass. Passes continue across epochs:
+    ratio 0.25 covers a source in four epochs, and 2.0 draws each sample exactly twice per epoch. Any position is
+    computed independently, so memory and the time to the first sample do not grow with the epoch.
 
     Every rank gets the same number of samples. The last step is padded from the beginning of the epoch's sequence, or
     dropped: ``padded()`` and ``dropped()`` return those samples.
 
     A new iteration without ``set_epoch`` repeats the epoch from its beginning, as with torch's ``DistributedSampler``,
-    also after a ``break``. ``state_dict()`` is exact at any moment of an iteration, and a copy (``copy.copy``,
+    also after a ``break``. ``state_dict()`` is exact at any time in an iteration, and a copy (``copy.copy``,
     ``copy.deepcopy``, ``pickle``) continues from it. ``len()`` is the length of the full epoch on this rank, also after
     a resume; ``remaining`` counts the rest.
 
-    The class subclasses torch's ``DistributedSampler``, so trainers do not replace it. accelerate's ``prepare``
-    distributes every loader again: construct the sampler with ``num_replicas=1, rank=0`` for it, otherwise the sampler
-    raises.
+    The class subclasses torch's ``DistributedSampler``, so trainers do not replace it. accelerate's ``prepare`` shards
+    every loader again: construct the sampler with ``num_replicas=1, rank=0`` for it; otherwise the sampler raises an
+    error.
 
     Args:
-        dataset: Any object with a length, such as a ``NamedConcatDataset``; its samples are never read. Its
-            ``fingerprint``, if it has one, becomes part of the sampler's.
-        weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, where
-            ``{group: (weight, {name: weight})}`` nests them; ``{position: weight}`` or ``[weight, ...]`` for the parts
-            of a ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that do not overlap, where samples in
-            no range are never drawn; or an array of one weight per sample. A weight may be an int, float, ``Fraction``
-            or ``Decimal``; a float counts as its shortest decimal form. Weight 0 leaves a source out. The order of a
+        dataset: Any object with a length, such as a ``NamedConcatDataset``; its samples are never read. If it has a
+            ``fingerprint``, this becomes part of the sampler's ``fingerprint``.
+        weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, or nested as ``{group:
+            (weight, {name: weight})}``; ``{position: weight}`` or ``[weight, ...]`` for the parts of a
+            ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that do not overlap, where samples in no
+            range are never drawn; or an array of one weight per sample. A weight may be an int, float, ``Fraction`` or
+            ``Decimal``; a float counts as its shortest decimal form. Weight 0 leaves a source out. The order of a
             mapping does not matter. None, with a temperature, gives all parts equal weight.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 if that
             is not initialised. It is read at the start of an epoch or by ``len()``, so the sampler may be constructed
             before the process group.
         rank: This rank, from 0. Read in the same way.
         seed: From 0 to 2**64 - 1; the same on every rank.
-        drop_last: Drop the end of the epoch that does not fill all ranks, instead of padding it.
+        drop_last: Whether to drop the last incomplete step of the epoch instead of padding it.
         mesh: The data-parallel ranks as a 1-D ``DeviceMesh``, or an object with ``size()`` and ``get_local_rank()``,
             in place of ``num_replicas`` and ``rank``.
         weight_dict: Index ranges ``{(begin, end): ratio}``, in place of ``weights``.
@@ -122,25 +122,25 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             epoch. ``"proportion"``: the source's share of the epoch; weights need not add up to 1. ``"count"``: the
             number of samples that an epoch draws. ``"temperature"``: the share is proportional to ``(weight * size) **
             (1 / temperature)``. By default ``"ratio"`` for index ranges and ``"proportion"`` for all other weights.
-        epoch_length: Samples in an epoch, all ranks together. By default the sum of the draws (ratio and count), or
-            the total size of the sources with a positive weight.
+        epoch_length: Number of samples in an epoch, all ranks together. By default the sum of the draws (ratio and
+            count), or the total size of the sources with a positive weight.
         temperature: For ``semantics="temperature"``: 1 keeps the shares by size, larger values flatten them.
-        schedule: ``[(position, weights), ...]`` with increasing positions: from that position of the endless sequence
-            on (samples of all ranks and epochs counted together), these weights apply. Epochs keep the length that
-            follows from ``weights`` or ``epoch_length``, so counts and ratios of a later stage only set its
-            proportions. A resumed run may change the schedule after its position.
-        per: ``"sample"``, or ``"token"``: then proportions, counts and temperatures refer to tokens, so that a source
-            of long samples is drawn from less often. At every position of the endless sequence each source's tokens are
-            within about the longest sample of their share. ``epoch_length`` stays in samples. With
+        schedule: ``[(position, weights), ...]`` with increasing positions: these weights apply from that position of
+            the endless sequence (samples counted over all ranks and epochs). Epochs keep the length that follows from
+            ``weights`` or ``epoch_length``, so counts and ratios of a later stage only set its proportions. A resumed
+            run may change the schedule after its position.
+        per: ``"sample"``, or ``"token"``: then proportions, counts and temperatures refer to tokens, so a source of
+            long samples is drawn less often. At every position of the endless sequence each source's tokens are within
+            about the longest sample of their share. ``epoch_length`` stays in samples. With
             ``stopping="drop_exhausted"`` every draw counts as the mean size of its source.
         sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``: at most 2**32, and
             not all 0 in a source that is drawn. Fractions are kept to a billionth of the longest sample.
         stopping: ``"endless"``: sources repeat. ``"drop_exhausted"``: each sample comes once per epoch; an exhausted
             source is dropped for the rest of the epoch, and the others keep their proportions.
-        max_passes: ``{source: passes}``, with the keys of the weights: a source leaves the mixture once each of its
-            samples was drawn this often, counted from epoch 0, and the others share its weight in proportion. The
-            positions are known beforehand: ``report()`` lists them and ``plot()`` draws the shares. With
-            ``per="token"`` the sampler cumulates the sizes up to the last of these positions when it is constructed.
+        max_passes: ``{source: passes}``, with the keys of the weights: a source leaves the mixture when each of its
+            samples was drawn this many times, counted from epoch 0; the others share its weight in proportion. These
+            positions are known in advance: ``report()`` lists them and ``plot()`` draws the shares. With
+            ``per="token"`` the constructor sums the sizes up to the last of these positions.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument has the wrong type.
@@ -231,12 +231,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch stores it; here it is looked up
-        """Number of data-parallel ranks, as of now."""
+        """Current number of data-parallel ranks."""
         return self._ranks.world_size()
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch stores it; here it is looked up
-        """This rank, as of now."""
+        """Current rank of this process."""
         return self._ranks.current()[1]
 
     @property
@@ -246,30 +246,30 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     @property
     def total_size(self) -> int:  # type: ignore[override]  # torch stores it; here it is computed
-        """Samples of a full epoch on all ranks together, padding included."""
+        """Number of samples in a full epoch on all ranks together, with padding."""
         return len(self) * self.num_replicas
 
     @property
     def epoch_length(self) -> int:
-        """Draws in an epoch, all ranks together, before padding or dropping."""
+        """Number of draws in an epoch, all ranks together, before padding or dropping."""
         return self._spec.epoch_length
 
     @property
     def fingerprint(self) -> str:
-        """Hex digits that identify the data, the sources and their draws, ``drop_last`` and the seed.
+        """Hex digest of the data, the sources and their draws, ``drop_last`` and the seed.
 
-        Equal options give the same fingerprint, independent of their types; another dataset length or dataset
-        fingerprint gives a different one.
+        Equal options give the same fingerprint, whatever their types; another length or fingerprint of the dataset
+        gives another one.
         """
         return self._fingerprint_of(len(self._spec.stages))
 
     def epoch_fingerprint(self, epoch: int) -> str:
-        """The ``fingerprint`` without later changes of a ``schedule``, after an epoch; batch samplers store it."""
+        """Return the ``fingerprint`` without schedule changes after an epoch; batch samplers store it."""
         return self._fingerprint_of(self._order.mixture.stages_before(epoch, self.epoch_length))
 
     @property
     def position(self) -> int:
-        """Samples of the epoch's global sequence consumed by the latest iteration, on all ranks.
+        """Number of samples of the epoch's global sequence that the latest iteration has consumed, on all ranks.
 
         Before an iteration it is the start of the next one: 0 unless a state was loaded or batches will be skipped.
         """
@@ -280,7 +280,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     @property
     def remaining(self) -> int:
-        """Samples in the rest of the epoch on this rank."""
+        """Number of samples left in the epoch on this rank."""
         num_replicas, position = self.num_replicas, self.position
         return (self._end(position, num_replicas) - position) // num_replicas
 
@@ -312,7 +312,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def take(self, start: int, stop: int) -> Indices:
         """Return the dataset indices at positions ``start .. stop - 1`` of the current epoch's global sequence.
 
-        All ranks together, without padding or dropping; an iteration is not disturbed.
+        The positions are those of all ranks together, without padding or dropping. A running iteration is not affected.
 
         Args:
             start: First position.
@@ -322,7 +322,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             Shape ``[stop - start]``, int64; a new array.
 
         Raises:
-            ValueError: If the positions are reversed or outside the epoch.
+            ValueError: If ``start`` is greater than ``stop``, or a position is outside the epoch.
 
         >>> WeightedDistributedSampler(range(10), {(0, 10): 1}).take(0, 3).shape
         (3,)
@@ -486,7 +486,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 next one if there was none.
 
         Returns:
-            Dataset indices, shape ``[p]``; they belong to the last ranks' last step. Empty with ``drop_last=True``.
+            Dataset indices, shape ``[p]``; the last ranks receive them in the last step. Empty with ``drop_last=True``.
 
         >>> WeightedDistributedSampler(range(10), {(0, 10): 1}, num_replicas=4, rank=0).padded().size
         2
@@ -509,11 +509,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterations. Call it before each epoch, on every rank.
 
-        Without it every iteration has the same order, as with torch's ``DistributedSampler``. A loaded position
-        applies only to the epoch in which it was saved; ``set_skip_batches`` stays in effect.
+        Without this call every iteration has the same order, as with torch's ``DistributedSampler``. A loaded position
+        applies only to its own epoch; ``set_skip_batches`` stays in effect.
 
         Args:
-            epoch: From 0; the sequence up to the epoch's end must have at most 2**62 positions.
+            epoch: Epoch, >= 0; the sequence must have at most 2**62 positions up to the end of the epoch.
         """
         self._cursor.choose(as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1))
 
@@ -523,12 +523,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Later iterations are complete again. The call replaces a loaded position.
 
         Args:
-            num_skip_batches: Batches to skip, counted from the beginning of the epoch.
-            micro_batch_size: Samples in one batch of one rank.
+            num_skip_batches: Number of batches to skip, counted from the beginning of the epoch.
+            micro_batch_size: Number of samples in one batch of one rank.
 
         Raises:
-            ValueError: If the epoch has fewer batches than that. The next iteration raises it if the number of ranks
-                is not known before.
+            ValueError: If the epoch has fewer batches. If the number of ranks is not known yet, the next iteration
+                raises this error.
 
         >>> sampler = WeightedDistributedSampler(range(10), {(0, 10): 1})
         >>> sampler.set_skip_batches(2, micro_batch_size=4)
@@ -543,12 +543,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self._cursor.go_to(self.epoch, 0)
 
     def state_dict(self, position: int | None = None) -> State:
-        """Return the state to resume from.
+        """Return the state for a resume.
 
         Args:
-            position: Samples of this epoch consumed so far, all ranks together: finished batches times the samples of
-                one batch on all ranks. By default the samples that the latest iteration has yielded. Pass it if a
-                loader with workers prefetches samples and does not track the sampler's states itself.
+            position: Number of samples of this epoch consumed so far, all ranks together: finished steps times the
+                samples of one step on all ranks. By default the position of the latest iteration. Pass it if a loader
+                with workers prefetches samples and does not track the sampler's states itself.
 
         Raises:
             ValueError: If the position is beyond the epoch.
@@ -576,16 +576,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch. Nothing is replayed.
 
-        The number of ranks may differ from the saved run's; every rank then takes its part of the rest. After a state
-        saved at the end of an epoch, the next iteration is empty. If ``set_epoch`` has chosen an epoch that was not
-        iterated yet, a state of an older epoch is ignored, because loaders may load a state as late as in ``iter()``.
+        The number of ranks may differ from that of the saved run; every rank then takes its part of the rest. After a
+        state saved at the end of an epoch, the next iteration is empty. If ``set_epoch`` has chosen an epoch that was
+        not iterated yet, a state of an older epoch is ignored, because loaders may load a state as late as in
+        ``iter()``.
 
         Args:
             state_dict: The result of ``state_dict``.
 
         Raises:
-            TypeError: If it is not a mapping, or a value has another type.
-            ValueError: If it was saved with another seed, dataset or other options.
+            TypeError: If ``state_dict`` is not a mapping, or a value has the wrong type.
+            ValueError: If ``state_dict`` was saved with another seed, another dataset or other options.
         """
         check_state(type(self).__name__, state_dict, State.__required_keys__, VERSION, self.seed, _FINGERPRINT)
         epoch = as_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
@@ -606,7 +607,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def report(self) -> MixtureReport:
         """Count the requested and delivered samples of the current epoch, by source; iterations are not affected.
 
-        With ``per="token"`` it computes the order of the epoch, to find the largest deviation.
+        With ``per="token"`` this computes the order of the epoch, to find the largest deviation.
         """
         end = min(self._end(0, self.num_replicas), self.epoch_length)
         return mixture_report(

@@ -1,6 +1,6 @@
 """Schedules: weights that change at positions of a sequence, for the sampler and for streams.
 
-A schedule is a list of pairs ``(position, weights)``. A function can make one: see ``cosine_schedule``.
+A schedule is a list of pairs ``(position, weights)``. Write it by hand, or use ``cosine_schedule``.
 """
 
 import math
@@ -29,7 +29,7 @@ StreamSchedule: TypeAlias = Sequence[tuple[int, StreamWeights]]
 def cosine_schedule(
     first: Mapping[str, Weight], last: Mapping[str, Weight], *, start: int = 0, stop: int, stages: int = 32
 ) -> list[tuple[int, dict[str, Fraction]]]:
-    """Return a schedule from one mixture to another along half a cosine, in stages of equal length.
+    """Return a schedule that moves from one mixture to another along half a cosine, in equal stages.
 
     Before ``start`` the weights are ``first``: pass them as ``weights`` together with the schedule. The ``k``-th stage
     begins at ``start + (stop - start) * k // stages`` with the weights ``first + (last - first) * (1 - cos(pi * k /
@@ -41,7 +41,7 @@ def cosine_schedule(
         last: Weights of the same names. The shares follow the cosine if both mappings have the same sum.
         start: Position where the weights begin to change.
         stop: Position where the weights reach ``last``.
-        stages: Number of changes of the weights.
+        stages: Number of times that the weights change.
 
     Returns:
         ``[(position, {name: weight}), ...]`` with exact weights, for ``schedule=`` of ``WeightedDistributedSampler`` or

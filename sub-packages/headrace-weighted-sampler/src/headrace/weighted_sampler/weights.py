@@ -1,7 +1,7 @@
 """Weights as users write them: by dataset name, by position, by index range, or one per sample; nested in groups.
 
-Weights may come directly from YAML or JSON: a list ``[weight, {name: weight}]`` is a group, as the tuple is, and a
-float counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
+Weights may come directly from YAML or JSON: a list ``[weight, {name: weight}]`` is a group, like the tuple, and a float
+counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ MAX_DISTINCT_WEIGHTS = 4096  # sources made of one weight per sample; more disti
 class NamedConcatDataset(ConcatDataset[T_co]):
     """Concatenate datasets and keep their names, so that weights can be given by name.
 
-    Any dataset with ``names`` and ``cumulative_sizes`` is accepted in its place.
+    In its place, any dataset with ``names`` and ``cumulative_sizes`` is accepted.
 
     Args:
         datasets: ``{name: dataset}``, in the order of concatenation.
 
     Raises:
-        TypeError: If it is not a mapping, a name is not a string, or a dataset has no length.
-        ValueError: If it is empty.
+        TypeError: If ``datasets`` is not a mapping, a name is not a string, or a dataset has no length.
+        ValueError: If ``datasets`` is empty.
 
     >>> both = NamedConcatDataset({"proteins": range(10), "peptides": range(3)})
     >>> both.names, both.cumulative_sizes, len(both)
