@@ -166,8 +166,8 @@ def positive(word: str) -> int:
     return int(word)
 
 
-_WORKERS = _arg("--workers", type=positive, metavar="N", help="processes to work in (default: this one)")
-_DIRECTORY = _arg("directory", type=local_path, metavar="DIR", help="where the tar files lie")
+_WORKERS = _arg("--workers", type=positive, metavar="N", help="number of processes (default: only this one)")
+_DIRECTORY = _arg("directory", type=local_path, metavar="DIR", help="directory of the tar files")
 _INDEXED = _arg("source", type=local_path, metavar="DIR|TAR", help="an indexed directory, or an indexed tar file")
 _SOURCE = _arg("source", type=local_path, metavar="DIR|TAR", help="an indexed directory, or one tar file")
 
@@ -231,25 +231,25 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
     "Pack samples into indexed shards; nothing is unpickled. Files of directories that share a name up to the"
     " first dot are one sample: a.txt and a.json make the sample 'a' with the members 'txt' and 'json', sorted by"
     " key. A FASTA record is a sample whose key is its number, with the members 'id.txt' (the header line without"
-    " '>') and 'seq.txt' (the letters); with --key-from id, the key is the first word of the header line, its dots"
-    " and slashes as dashes. An entry of an LMDB is a sample with one member. OUT may not hold other tar files;"
-    " packing the same again changes nothing, and completes a run that was stopped.",
+    " '>') and 'seq.txt' (the letters); with --key-from id, the key is the first word of the header line, with"
+    " dashes for dots and slashes. An entry of an LMDB is a sample with one member. OUT must not hold other tar files;"
+    " packing the same sources again changes nothing, or completes an interrupted run.",
     _arg("sources", nargs="+", type=local_path, metavar="SOURCE", help="directories, FASTA files (.gz too) or LMDBs"),
-    _arg("out", type=local_path, metavar="OUT", help="directory of the shards; made if need be"),
-    _arg("--from", dest="kind", choices=KINDS, help="what the sources are (default: by their names)"),
+    _arg("out", type=local_path, metavar="OUT", help="output directory; created if it does not exist"),
+    _arg("--from", dest="kind", choices=KINDS, help="type of the sources (default: from their names)"),
     _arg(
         "--samples-per-shard",
         type=positive,
         metavar="N",
-        help="samples in a shard, at most; shards are equal up to one sample",
+        help="maximum samples in a shard; shards differ by at most one",
     ),
     _arg(
         "--bytes-per-shard",
         type=byte_count,
         metavar="N",
-        help="bytes of a shard, at most; 512M is allowed (default 256M)",
+        help="maximum size of a shard, such as 512M (default 256M)",
     ),
-    _arg("--n-shards", type=positive, metavar="N", help="number of shards, equal up to one sample"),
+    _arg("--n-shards", type=positive, metavar="N", help="number of shards; they differ by at most one sample"),
     _arg(
         "--bytes-per-pack",
         type=byte_count,
@@ -260,9 +260,9 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
     _arg("--prefix", default="shard", metavar="NAME", help="first part of the shards' names (default shard)"),
     _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),
     _arg("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)"),
-    _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id is its first word"),
-    _arg("--overwrite", action="store_true", help="write anew what is there, such as after files have changed"),
-    _arg("--keys", type=local_path, metavar="FILE", help="which entries of an LMDB, a key a line (default: all)"),
+    _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id: first word of the header"),
+    _arg("--overwrite", action="store_true", help="replace existing shards, for example after files have changed"),
+    _arg("--keys", type=local_path, metavar="FILE", help="file of the LMDB keys to pack, one per line (default: all)"),
     _WORKERS,
 )
 def _pack(options: argparse.Namespace) -> Outcome:
@@ -307,7 +307,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
     "index the tar files of a directory",
     "Write an index beside each tar file of a directory, and manifest.json last. Indexes that fit are kept.",
     _DIRECTORY,
-    _arg("--drop-columns", action="store_true", help="forget columns that belong to other shards"),
+    _arg("--drop-columns", action="store_true", help="drop columns that belong to other shards"),
     _WORKERS,
 )
 def _index(options: argparse.Namespace) -> Outcome:
@@ -345,11 +345,11 @@ def _sentence(done: str, manifest: Manifest) -> str:
 
 
 @_command(
-    "read everything again and name each damage",
+    "read everything and report each fault",
     "Read all bytes of shards, indexes, columns and manifest, and print each fault. With --decode, also decode each"
     " sample, as training does, and print those that cannot be decoded. Exits with 1 if there is a fault.",
     _DIRECTORY,
-    _arg("--decode", action="store_true", help="decode each sample by the extensions of its members; pickles safely"),
+    _arg("--decode", action="store_true", help="also decode each sample, by extension; pickles are loaded safely"),
     _WORKERS,
 )
 def _verify(options: argparse.Namespace) -> Outcome:
@@ -383,10 +383,10 @@ def undecodable(path: Path) -> list[Fault]:
 
 @_command(
     "list samples",
-    "List samples, one a line: key, members and bytes of data, with tabs between. With --long, list members, one a"
+    "List samples, one per line: key, members and bytes of data, separated by tabs. With --long, list members, one per"
     " line: shard, offset of the data, bytes, XXH3 checksum (32 bits) and name. Control characters are escaped.",
     _SOURCE,
-    _arg("--long", action="store_true", help="a line for each member"),
+    _arg("--long", action="store_true", help="print one line per member"),
 )
 def _ls(options: argparse.Namespace) -> Outcome:
     indexes: Iterable[ShardIndex]
@@ -434,11 +434,11 @@ def _cell(text: str) -> str:
 
 @_command(
     "write the bytes of a sample or a member to stdout",
-    "Write the bytes of one member (KEY.MEMBER) to stdout as they are stored, or those of all members of a sample"
-    " (KEY), one after another; where all of several are texts, each begins on a line of its own. Checksums are"
-    " verified. With --json, the bytes are in base64.",
+    "Write the bytes of one member (KEY.MEMBER) to stdout as they are stored, or of all members of a sample"
+    " (KEY), one after another; if all of them are text, each begins on a new line. Checksums are verified. With"
+    " --json, the bytes are in base64.",
     _INDEXED,
-    _arg("name", metavar="KEY[.MEMBER]", help="of the sample, as ls prints it"),
+    _arg("name", metavar="KEY[.MEMBER]", help="key of the sample, as ls prints it"),
 )
 def _cat(options: argparse.Namespace) -> Outcome:
     name: str = options.name
@@ -525,11 +525,11 @@ def _table(rows: Iterable[dict[str, Any]], *heads: str) -> list[str]:
 
 @_command(
     "print the size of each sample",
-    "Print the bytes of one member of each sample, or the values of a column, one line a sample in the order of"
+    "Print the bytes of one member of each sample, or the values of a column, one line per sample in the order of"
     " the shards: `headrace-shards sizes out/ seq.txt > lengths.txt`, for `headrace-batches lengths.txt --budget"
-    " N`. A column comes before a member of the same name; columns of several numbers have spaces between.",
+    " N`. A column takes precedence over a member of the same name; several numbers are separated by spaces.",
     _INDEXED,
-    _arg("name", metavar="MEMBER|COLUMN", help="what to print; `info` lists them"),
+    _arg("name", metavar="MEMBER|COLUMN", help="member or column to print; `info` lists them"),
 )
 def _sizes(options: argparse.Namespace) -> Outcome:
     sizes = sizes_to_print(IndexedShards(options.source), options.name)
@@ -560,7 +560,7 @@ def sizes_to_print(shards: IndexedShards, name: str) -> npt.NDArray[Any]:
     "write NVIDIA DALI's indexes",
     "Write the v1.2 text index of NVIDIA DALI for each shard, and print the paths.",
     _INDEXED,
-    _arg("--out", type=local_path, metavar="DIR", help="where to write (default: beside the shards)"),
+    _arg("--out", type=local_path, metavar="DIR", help="output directory (default: beside the shards)"),
 )
 def _export_dali(options: argparse.Namespace) -> Outcome:
     targets: dict[Path, str] = {}

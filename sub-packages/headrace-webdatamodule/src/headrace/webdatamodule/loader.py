@@ -62,20 +62,20 @@ class ResumableLoader(EpochLoader):
     supports it (headrace's do), any number of ranks. A resume rereads no batch.
 
     After a complete epoch, a new iteration delivers the next epoch, unless `set_epoch` chose another. After a `break`,
-    a new iteration restarts the epoch. A state that was saved at the end of an epoch has no batch left of it: the first
-    loop after `load_state_dict` ends at once, and the next one delivers the next epoch. So `for epoch in
-    range(loader.epoch, epochs)` is correct for every state. Two iterations of one loader are independent. During a
-    loop, `next(iter(loader))` only looks at a batch and does not count; an iteration that takes a second batch restarts
-    the epoch, and the state follows it. In a fit of Lightning the state always follows the trainer.
+    a new iteration restarts the epoch. After a state from the end of an epoch, the first loop ends at once, and the
+    next loop delivers the next epoch. So `for epoch in range(loader.epoch, epochs)` is correct for every state.
+    Iterations of one loader are independent. During a loop, `next(iter(loader))` only peeks at a batch and does not
+    count; a new iteration that takes a second batch restarts the epoch, and the state then follows it. In Lightning's
+    `fit` the state always follows the trainer.
 
     The ranks compare their plans before the first batch of a trainer's loop, and before the second batch of your own
-    training loop. So a single rank may look at a batch, and evaluate.
+    training loop. So in your own loop a single rank may peek at a batch or evaluate.
 
-    With a batch sampler of headrace a run can change in its middle, and its steps can be asked for: `exclude`, `skip`,
+    With a batch sampler of headrace, a run can change at any step, and its steps can be looked up: `exclude`, `skip`,
     `reshard`, `reweight`, `load_state_dict(state, accept=...)`, `step`, `samples_of_step`, `replay`. A change takes
     effect at the loop's position: prefetched batches are dropped, and a running loop continues with the new ones. All
-    ranks have to make changes at the same step; they compare their plans before the next batch. A change in mid-epoch
-    on one rank alone makes all ranks wait, until the process group's timeout.
+    ranks must make a change at the same step; they compare their plans before the next batch. If only one rank makes a
+    change in mid-epoch, all ranks wait until the process group's timeout.
 
     The class is not a `DataLoader`, because trainers would rebuild a `DataLoader` with their own sampler.
 
@@ -85,29 +85,30 @@ class ResumableLoader(EpochLoader):
             sample for each index, in the order of the indices. The number of samples is checked; their order is
             checked if the samples are mappings with `__key__` and the dataset has `key(index)`. `names` and
             `cumulative_sizes` define its sources in reports.
-        batch_sampler: This rank's batches: lists of indices, with a length; or of other keys that the dataset takes and
-            of which `int()` makes the sample's index, such as pieces of long samples. With `state_dict` and
+        batch_sampler: The batches of this rank, with a length: lists of indices, or of other keys that the dataset
+            accepts, such as pieces of long samples; `int(key)` must be the sample's index. With `state_dict` and
             `load_state_dict` it can resume, and with `remaining` also on another number of ranks; otherwise its batches
-            are counted. Or a function of `num_replicas` and `rank` that returns a batch sampler, called when the ranks
-            change between epochs. A batch sampler that repeats samples may have an attribute `draws`, a number for each
-            sample of its latest batch; with `seed_per="sample"` the random numbers depend on it, too.
+            are counted. Or a function of `num_replicas` and `rank` that returns a batch sampler; it is called again if
+            the ranks change between epochs. A batch sampler that repeats samples may have an attribute `draws`, a
+            number for each sample of its latest batch; with `seed_per="sample"` the random numbers also depend on it.
         collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
         num_workers: Number of worker processes; they persist across epochs.
         prefetch_factor: Batches that each worker prefetches; None: 2.
         pin_memory: Whether batches are copied to pinned memory; None: if there is a GPU.
         timeout: Seconds to wait for a batch of the workers before an error; 0 for no limit.
         multiprocessing_context: Start method of workers: "fork", "forkserver" or "spawn"; see torch.
-        on_error: "raise" the error of a sample that is damaged (a `DamagedShardError` or `DecodeError`), or "skip" the
-            sample, count it and warn. An `UnsafePickleError` is always raised.
-        seed_per: What the random numbers of `random`, numpy and torch's CPU depend on. "step": the seed, name, epoch,
-            step and rank, in workers; without workers the process's generators are left alone. "sample": the seed, the
-            epoch and the sample, and the draw if it comes several times in an epoch; the same with any number of ranks
-            and workers, and also without workers, where the process's generators are put back after each batch. Then a
-            `__getitems__` is called for one sample at a time, except that of `IndexedShards`, and of data that are
-            known to draw nothing: lists, tensors, shards without a transform, Hugging Face datasets without one.
-            `collate_fn` draws by the batch's samples. It costs 10 to 40 microseconds a sample. See `sample_rng`.
-        sizes: Size of each sample, shape [n] or [n, k], for `report` and `metrics`; by default those of the batch
-            sampler, if it is one of headrace's by size. A sample counts up to the batch sampler's `max_length`.
+        on_error: "raise" the error of a damaged sample (a `DamagedShardError` or `DecodeError`), or "skip" the sample,
+            count it and warn. An `UnsafePickleError` is always raised.
+        seed_per: What the random numbers of `random`, numpy and torch's CPU depend on. "step": on the seed, name,
+            epoch, step and rank, in workers; without workers, the process's generators are not touched. "sample": on
+            the seed, the epoch and the sample, and on the draw if the sample repeats in an epoch. The numbers are then
+            the same with any number of ranks and workers; without workers, the process's generators are restored after
+            each batch. With "sample", `__getitems__` is called for one sample at a time, except for `IndexedShards` and
+            for data that are known to draw nothing: lists, tensors, and shards and Hugging Face datasets without a
+            transform. The random numbers of `collate_fn` depend on the samples of the batch. "sample" costs 10 to 40
+            microseconds per sample. See `sample_rng`.
+        sizes: Size of each sample, shape [n] or [n, k], for `report` and `metrics`; by default those of a size-aware
+            batch sampler of headrace. Sizes are capped at the batch sampler's `max_length`.
         seed: Seed of the random numbers that transforms draw; see `seed_per`.
         fingerprint: Identifies the dataset in states; None: the dataset's own `fingerprint`, else its length and, for
             lists, arrays, tensors and Hugging Face datasets, some samples.
@@ -226,7 +227,7 @@ class ResumableLoader(EpochLoader):
         )
 
     def __len__(self) -> int:
-        """Batches of the whole epoch on this rank, those before a resumed position included."""
+        """Number of batches in the whole epoch on this rank, including those before a resumed position."""
         batches, latest = self._batches(), self._progress.iteration
         if latest is not None and (latest.under_way or latest.ranks == self.ranks):
             return latest.length
@@ -245,15 +246,15 @@ class ResumableLoader(EpochLoader):
 
     @property
     def num_workers(self) -> int:
-        """Processes that read ahead."""
+        """Number of worker processes."""
         return self._loading.num_workers
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """The number of data-parallel ranks and this rank, as of now.
+        """The current number of data-parallel ranks, and this rank.
 
         Raises:
-            ValueError: The batch sampler is for other ranks than were given to the loader.
+            ValueError: The batch sampler has other ranks than the loader.
         """
         own = None if self._factory else foreign.ranks_of(self._batch_sampler)
         if own is None:
@@ -268,25 +269,25 @@ class ResumableLoader(EpochLoader):
 
     @property
     def accumulation(self) -> Any:
-        """Batches of each optimizer step, from where the iteration begins, if the batch sampler knows them; else None.
+        """Number of batches in each optimizer step, from the start of the iteration; None if it is not known.
 
-        `DistributedSizeAwareBatchSampler` knows them with `tokens_per_step`.
+        `DistributedSizeAwareBatchSampler` knows it with `tokens_per_step`.
         """
         return getattr(self._batches(), "accumulation", None)
 
     @property
     def epoch(self) -> int:
-        """The present epoch."""
+        """The current epoch."""
         return self._progress.epoch
 
     @property
     def steps(self) -> int:
-        """Batches of the present epoch that were delivered."""
+        """Number of batches delivered in the current epoch."""
         return self._progress.position
 
     @property
     def resumed(self) -> bool:
-        """Whether a state was loaded, and nothing delivered since."""
+        """Whether a state was loaded and no batch was delivered since."""
         return self._progress.resumed
 
     def _choose_epoch(self, epoch: int) -> None:
@@ -325,14 +326,15 @@ class ResumableLoader(EpochLoader):
         self._progress.put(self.epoch, position_of(batches, 0))
 
     def state_dict(self) -> State:
-        """The position after the last delivered batch; in a trainer, after the last batch that counted.
+        """Return the position after the last delivered batch; in a trainer, after the last batch that counted.
 
-        A batch whose training step failed repeats, and so do batches whose accumulated gradients have not reached the
-        optimizer.
+        A resume repeats the batch of a failed training step, and batches whose accumulated gradients have not reached
+        the optimizer.
 
         Returns:
-            The same on every rank: "version", "seed", "epoch", "steps" delivered in it, "fingerprint" of the dataset,
-            "data", its length and digests of a few samples, and "batch_sampler", its state.
+            A dict, the same on every rank: "version", "seed", "epoch", "steps" delivered in the epoch, "fingerprint" of
+            the dataset, "data" (its length and digests of a few samples), and "batch_sampler" (the state of the batch
+            sampler).
         """
         batches = self._batches()
         steps, own = self._progress.behind(self._loop.steps_done())
@@ -350,14 +352,14 @@ class ResumableLoader(EpochLoader):
 
         Args:
             state: The result of `state_dict`, on any rank.
-            accept: What may differ from the run that saved it: names of arguments of the batch sampler, such as
-                {"batch_size"} or {"max_total_size"}, and "data" for samples that were appended to the dataset. The rest
-                of the epoch, new samples included, is delivered with the new ones.
+            accept: Differences from the run that saved the state to accept: names of arguments of the batch sampler,
+                such as {"batch_size"} or {"max_total_size"}, and "data" for samples appended to the dataset. The rest
+                of the epoch, including new samples, is delivered with the new arguments.
 
         Raises:
             TypeError: The state is not a mapping, or the batch sampler accepts no changes.
-            ValueError: The state is of another dataset, other sizes, options or another seed; or of another number of
-                ranks, and the batch sampler has no state.
+            ValueError: The state was saved with another dataset, other sizes or options, or another seed; or with
+                another number of ranks, and the batch sampler has no state.
         """
         if self._trainer is None or self._loop.is_own:
             self._restore(state, accept)
@@ -395,14 +397,14 @@ class ResumableLoader(EpochLoader):
         return found
 
     def exclude(self, indices: Iterable[int | str]) -> None:
-        """Leave samples out from here on, in every epoch; call it on every rank at the same step.
+        """Exclude samples from now on, in every epoch; call it on every rank at the same step.
 
         Args:
-            indices: Samples, by their index, or by their key where the dataset has `find(key)`, as `IndexedShards` has.
+            indices: Samples, by index, or by key if the dataset has `find(key)`, as `IndexedShards` does.
 
         Raises:
-            TypeError: They are neither, or the batch sampler cannot leave samples out.
-            ValueError: There are no such samples, or the batch sampler cannot leave any out in the middle of an epoch.
+            TypeError: A sample is given as neither, or the batch sampler cannot exclude samples.
+            ValueError: A sample does not exist, or the batch sampler cannot exclude samples in the middle of an epoch.
 
         >>> from headrace.webdatamodule import DistributedBatchSampler
         >>> loader = ResumableLoader(list("abcdef"), DistributedBatchSampler(6, 2, shuffle=False), collate_fn=list)
@@ -434,13 +436,13 @@ class ResumableLoader(EpochLoader):
             raise ValueError(f"indices must be samples of the {self._name} data: {said}") from None
 
     def skip(self, steps: int) -> npt.NDArray[np.int64]:
-        """Pass over the next steps of this epoch, once; call it on every rank at the same step.
+        """Skip the next steps of this epoch, once; call it on every rank at the same step.
 
         Args:
-            steps: How many; no more than the epoch has left are skipped. They count in no number of steps.
+            steps: Number of steps; at most the rest of the epoch is skipped. Skipped steps are not counted as steps.
 
         Returns:
-            The samples that are not delivered, of all ranks.
+            The skipped samples of all ranks.
         """
         skipped: npt.NDArray[np.int64] = self._change("skip", lambda batches: batches.skip(steps))
         return skipped
@@ -478,8 +480,9 @@ class ResumableLoader(EpochLoader):
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
         """Continue with another number of ranks in the running process: the rest of the epoch is distributed to them.
 
-        Call it on every rank at the same step, after a launcher has made the new process group. A rank that joins makes
-        a loader, and loads the state of the others. The ranks compare their plans as at the beginning of an epoch.
+        Call it on every rank at the same step, after a launcher has made the new process group. A rank that joins
+        constructs a loader and loads the state of the others. The ranks compare their plans as at the beginning of an
+        epoch.
 
         Args:
             num_replicas: Number of data-parallel ranks; as in the constructor.
@@ -500,44 +503,45 @@ class ResumableLoader(EpochLoader):
 
     @property
     def run_steps(self) -> int | None:
-        """Steps of the run that were delivered, over all epochs: the number of the step that comes next.
+        """Number of delivered steps of the run, over all epochs: the number of the next step.
 
-        None where the batch sampler keeps no record of the run.
+        None if the batch sampler keeps no record of the run.
         """
         found: int | None = (self._progress.behind().state or {}).get("step")
         return found
 
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
-        """The samples of any step of the run, past or coming, rank by rank.
+        """Return the samples of any step of the run, past or future, rank by rank.
 
-        Steps are numbered from the start of the run, over all epochs; `run_steps` is the one that comes next. Past
-        steps are those that were delivered, whatever has changed since.
+        Steps are numbered from the start of the run, over all epochs; `run_steps` is the number of the next step. Past
+        steps are returned as they were delivered, whatever changed since.
 
         Args:
-            number: The step.
-            num_replicas: Number of ranks for a coming step; the present one by default. A past step had its own.
-            rank: Of which rank; None for all of them.
+            number: Number of the step.
+            num_replicas: Number of ranks for a future step; by default the current one. A past step has the number that
+                it ran with.
+            rank: Rank whose samples to return; None: all ranks.
 
         Returns:
-            A list of indices for each rank, or that of one `rank`.
+            A list of indices for each rank, or the list of `rank`.
 
         Raises:
             IndexError: The run has no such step.
             TypeError: The batch sampler keeps no record of the run.
-            ValueError: There was no such `rank`.
+            ValueError: The step ran with too few ranks for `rank`.
         """
         batches = self._present()
         foreign.need(batches, "step")
         return batches.step(number, num_replicas=num_replicas, rank=rank)
 
     def samples_of_step(self, number: int) -> list[dict[str, Any]]:
-        """The samples of any step of the run, a row for each: "step", "rank", "index", and what the dataset knows.
+        """Return one row per sample of any step of the run: "step", "rank", "index", and what the dataset knows.
 
-        Of a dataset with `key(index)` that is "key", and of shards also "shard", "offset" of the data in it in bytes,
-        and, where there are several, "source". `pandas.DataFrame(rows)` is a table of them.
+        A dataset with `key(index)` adds "key". Shards also add "shard", "offset" (of the data in the shard, in bytes)
+        and, if there are several sources, "source". `pandas.DataFrame(rows)` makes a table of the rows.
 
         Args:
-            number: The step; see `step`.
+            number: Number of the step; see `step`.
         """
         return [
             {"step": number, "rank": rank, "index": int(index), **sample_place(self.dataset, int(index))}
@@ -546,14 +550,14 @@ class ResumableLoader(EpochLoader):
         ]
 
     def replay(self, number: int, *, rank: int | None = None) -> Any:
-        """The batch of any step of the run, read and collated in this process; the position stays.
+        """Return the batch of any step of the run, read and collated in this process; the position does not change.
 
-        With `seed_per="sample"` it is the batch that was trained on, bit by bit, augmentation included; only where
-        the batch sampler's order repeats samples are their random numbers others. With "step" all are.
+        With `seed_per="sample"` it is bit-equal to the batch that was trained on, augmentation included; only samples
+        that the order repeats get other random numbers. With "step" all samples do.
 
         Args:
-            number: The step; see `step`.
-            rank: Of which rank; this one by default.
+            number: Number of the step; see `step`.
+            rank: Rank of the batch; by default this rank.
         """
         rank = self.ranks[1] if rank is None else rank
         indices = self.step(number, rank=rank)
@@ -628,7 +632,7 @@ class ResumableLoader(EpochLoader):
         self._start(latest, batches, latest.reader)
 
     def report(self) -> LoaderReport:
-        """Statistics of the batches that this loader has delivered; after a resume also how far the epoch is."""
+        """Return statistics of the delivered batches; after a resume also the progress of the epoch."""
         batches, latest = self._batch_sampler, self._progress.iteration
         resumed = None
         if self._resumed_at is not None:
@@ -638,15 +642,15 @@ class ResumableLoader(EpochLoader):
         return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed, resumed=resumed)
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the batches that this loader has delivered since the last call, for a logger.
+        """Return figures of the batches that this loader has delivered since the last call, for a logger.
 
         Returns:
-            "data/samples_per_second"; with sizes, of the loader or the batch sampler, "data/tokens_per_second", their
-            sum, "data/padding", the share of padded batches that is padding, and "data/fill", the share of the budget
-            that is used, where the batch sampler has one; of several sources "data/share/NAME", the share of the
-            samples, and with sizes "data/token_share/NAME", the share of the tokens; "data/wait_seconds" and
-            "data/wait_share", the time that the loop waited for data, and its share of the whole. All are this rank's
-            own. Empty if there was no batch.
+            "data/samples_per_second". With sizes (of the loader or the batch sampler): "data/tokens_per_second" (from
+            the sum of the sizes), "data/padding" (share of padded batches that is padding) and, if the batch sampler
+            has a budget, "data/fill" (share of the budget that is used). With several sources: "data/share/NAME" (share
+            of the samples) and, with sizes, "data/token_share/NAME" (share of the tokens). "data/wait_seconds" and
+            "data/wait_share": the time that the loop waited for data, and its share of the total. All figures are those
+            of this rank. Empty if there was no batch.
 
         >>> loader = ResumableLoader(list("abcdef"), [[0, 1], [2, 3], [4, 5]])
         >>> batches = list(loader)

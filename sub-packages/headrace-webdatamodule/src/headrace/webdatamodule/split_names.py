@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Split(Enum):
-    """Names for each split of the data."""
+    """Names of the splits of the data."""
 
     train = "train"
     val = "val"

@@ -1,4 +1,4 @@
-"""A `ResumableLoader` as a dataset and an iterator of Google's grain, for loops and transformations that take these."""
+"""A `ResumableLoader` as a dataset and an iterator of Google's grain."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = ["GrainDataset", "GrainIterator"]
 class GrainIterator(DatasetIterator):  # type: ignore[misc]  # no types where grain is not installed
     """The batches of a `ResumableLoader` as an iterator of grain, one epoch after another.
 
-    `get_state` is the position after the last batch that was returned, independent of the loader's workers. It is the
-    same on every rank, `json.dumps` takes it, and `set_state` resumes exactly with any number of workers and, if the
+    `get_state` returns the position after the last returned batch, independent of the loader's workers. The state is
+    the same on every rank and JSON-serializable. `set_state` resumes exactly with any number of workers and, if the
     batch sampler supports it (headrace's do), any number of ranks.
 
-    After an error, such as that of a damaged sample, the next batch is the one that failed. In another thread than the
-    main one, as of grain's `ThreadPrefetchIterDataset`, the ranks do not compare their plans, because the training loop
-    communicates in the meantime.
+    After an error, such as a damaged sample, the next batch is the one that failed. Outside the main thread, for
+    example in grain's `ThreadPrefetchIterDataset`, the ranks do not compare their plans, because the training loop may
+    communicate at the same time.
 
     Args:
-        loader: Delivers the batches; its position is that of this iterator. An epoch that another loop has left in the
-            middle begins anew.
-        num_epochs: The iterator ends before the epoch of this number; None: never.
+        loader: Delivers the batches; it shares its position with this iterator. If another loop left an epoch in the
+            middle, the epoch restarts.
+        num_epochs: The iterator ends after this many epochs, counted from epoch 0; None: never.
 
     Attributes:
-        loader: The loader, with its `epoch`, `steps`, `report` and all that changes a run.
+        loader: The loader, with its `epoch`, `steps`, `report` and the methods that change a run.
 
     Raises:
-        TypeError: `loader` is no `ResumableLoader`, or `num_epochs` no int.
-        ValueError: `num_epochs` is less than 1, or more than 1 for a loader whose epochs are all the same.
+        TypeError: `loader` is not a `ResumableLoader`, or `num_epochs` is not an int.
+        ValueError: `num_epochs` is less than 1, or more than 1 for a loader with `fixed_epoch=True`.
 
     >>> loader = ResumableLoader(list("abcdef"), [[0, 1], [2, 3], [4, 5]], collate_fn=list)
     >>> batches = GrainIterator(loader, num_epochs=1)
@@ -93,7 +93,7 @@ class GrainIterator(DatasetIterator):  # type: ignore[misc]  # no types where gr
         return f"<{type(self).__name__}: epoch {self.loader.epoch}, {self.loader.steps} batches delivered>"
 
     def get_state(self) -> dict[str, Any]:
-        """The position after the last batch, as `ResumableLoader.state_dict`."""
+        """Return the position after the last batch, as `ResumableLoader.state_dict` does."""
         return self.loader.state_dict()
 
     def set_state(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
@@ -101,17 +101,17 @@ class GrainIterator(DatasetIterator):  # type: ignore[misc]  # no types where gr
 
         Args:
             state: The result of `get_state`, on any rank, or of the `state_dict` of a `ResumableLoader`.
-            accept: What may differ from the run that saved it, as in `ResumableLoader.load_state_dict`.
+            accept: Differences from the run that saved the state to accept, as in `ResumableLoader.load_state_dict`.
 
         Raises:
             TypeError: As in `load_state_dict`.
-            ValueError: As in `load_state_dict`: the state is of other data or options, or another seed.
+            ValueError: As in `load_state_dict`: the state was saved with other data or options, or another seed.
         """
         self.loader.load_state_dict(state, accept)
         self._ended, self._batches = False, None
 
     def close(self) -> None:
-        """End the loader's workers; the iterator then refuses to go on."""
+        """End the loader's workers; the iterator cannot be used afterwards."""
         if not self._closed:
             super().close()
             self._batches = None
@@ -124,13 +124,13 @@ class GrainIterator(DatasetIterator):  # type: ignore[misc]  # no types where gr
 class GrainDataset(IterDataset):  # type: ignore[misc]  # no types where grain is not installed
     """The batches of a `ResumableLoader` as a dataset of grain, for its transformations and prefetching.
 
-    Each iterator is a `GrainIterator` over a copy of the loader, which begins at the loader's position. Take states
-    from the iterator. Do not add `mp_prefetch`: it raises an error, because grain cannot divide the batches among
-    several processes. Give the loader `num_workers` instead.
+    Each iterator is a `GrainIterator` over a copy of the loader, and begins at the loader's position. Save and load
+    states with the iterator. `mp_prefetch` raises an error, because grain cannot divide the batches among processes:
+    give the loader `num_workers` instead.
 
     Args:
         loader: Delivers the batches.
-        num_epochs: Iterators end before the epoch of this number; None: never.
+        num_epochs: Iterators end after this many epochs, counted from epoch 0; None: never.
 
     Raises:
         TypeError: As in `GrainIterator`.

@@ -45,24 +45,25 @@ _REWEIGHTED = (
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
-    """Batches of `batch_size` samples, the same number on every rank, each sample once.
+    """Batches of `batch_size` samples; every rank gets the same number of batches, and each sample comes once.
 
     Step s distributes the next `num_replicas * batch_size` positions of one order to the ranks. The last batches are
     smaller if the samples do not divide evenly, unless `drop_last`. With fewer samples than ranks in the last step,
     some repeat, with a warning that names them. After a `break`, a new iteration restarts the epoch.
 
-    States hold a short record of the run, so that `step` tells which samples any step had or will have, and the run
-    can change without a new epoch: `load_state_dict(state, accept=...)`, `exclude`, `skip`, `reshard`, `reweight`. The
-    rest of the epoch is then everything that was not delivered. All ranks have to call these at the same step.
+    States hold a short record of the run. With it `step` returns the samples of any past or future step, and the run
+    can change in the middle of an epoch: `load_state_dict(state, accept=...)`, `exclude`, `skip`, `reshard`,
+    `reweight`. The rest of the epoch then consists of all samples not yet delivered. All ranks must call these methods
+    at the same step.
 
     Args:
         n_samples: Number of samples.
-        batch_size: Samples of a batch, on each rank.
+        batch_size: Number of samples in a batch, on each rank.
         sampler: The order, the same on every rank. If it has `take(start, stop)`, slices are read from it, and
-            `epoch_length` is the number of its positions; otherwise it is listed once per epoch. None: the built-in
-            order.
-        shuffle: Whether the built-in order is a new permutation in each epoch; otherwise it is the order of the data.
-        drop_last: Whether samples that do not fill a batch on every rank are left out.
+            `epoch_length` is the number of its positions; otherwise all of it is read once per epoch. None: the
+            built-in order.
+        shuffle: Whether the built-in order is a new permutation in each epoch. False: the order of the data.
+        drop_last: Whether to drop samples that do not fill a batch on every rank.
         num_replicas: Number of data-parallel ranks; None: read from the process group at the start of an epoch.
         rank: This rank, with the same default.
         mesh: In place of both, a 1-D `DeviceMesh` of the data-parallel ranks.
@@ -70,11 +71,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A number that is not allowed.
+        ValueError: A number is not allowed.
 
     Attributes:
         draws: For each sample of the latest batch, its position in the epoch's order by `sampler`; None without a
-            `sampler`, because then no sample comes twice. A loader seeds the random numbers of repeated samples by it.
+            `sampler`, because then no sample comes twice. A loader uses it to seed the random numbers of repeated
+            samples.
 
     >>> list(DistributedBatchSampler(5, 2, shuffle=False))
     [[0, 1], [2, 3], [4]]
@@ -137,16 +139,16 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     @property
     def num_replicas(self) -> int:
-        """Number of data-parallel ranks, as of now."""
+        """Current number of data-parallel ranks."""
         return self._ranks.world_size()
 
     @property
     def rank(self) -> int:
-        """This rank, as of now."""
+        """Current rank of this process."""
         return self._ranks.current()[1]
 
     def __len__(self) -> int:
-        """Batches of the whole epoch on each rank."""
+        """Number of batches in the whole epoch on each rank."""
         stretches, world = self._of_epoch(self.epoch), self._ranks.world_size()
         if stretches[-1].position > 0:
             return self._record.step - self._record.starts[self.epoch] + self.remaining
@@ -154,7 +156,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     @property
     def remaining(self) -> int:
-        """Batches that are left of the epoch, at the present number of ranks."""
+        """Number of batches left in the epoch, with the current number of ranks."""
         return self._of_epoch(self.epoch)[-1].steps(self._cursor.position, self._ranks.world_size())
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -208,7 +210,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return hasattr(self.sampler, "set_epoch") and getattr(self.sampler, "shuffle", True) is not False
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch to iterate over next; a loaded position holds for its own epoch only."""
+        """Choose the epoch to iterate over next; a loaded position applies only to its own epoch."""
         if self._cursor.choose(checked_int("epoch", epoch, 0)):
             self._set_inner_epoch(epoch)
             if epoch < len(self._record.starts):  # back again: the record forgets what came behind
@@ -220,9 +222,10 @@ class DistributedBatchSampler(Sampler[list[int]]):
             set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, in samples of all ranks, behind the last batch that was taken; true at any moment.
+        """Return the position after the last batch that was taken, in samples of all ranks; correct at any time.
 
-        With it the record of the run: the number of the next step, the steps at which epochs began, and what changed.
+        The state also holds the record of the run: the number of the next step, the steps at which epochs began, and
+        the changes.
         """
         return {
             "version": VERSION,
@@ -234,7 +237,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
-        """Resume where a state was taken, at any number of ranks.
+        """Resume from a state, on any number of ranks.
 
         A state is ignored if a later `set_epoch` chose a newer epoch.
 
@@ -242,12 +245,13 @@ class DistributedBatchSampler(Sampler[list[int]]):
             state: The result of `state_dict`.
             accept: Differences from the run that saved it to accept: "batch_size", "drop_last", "shuffle", and "data"
                 for appended samples. The rest of the epoch, new samples included, is delivered with these arguments;
-                samples that `drop_last` left out of an ended epoch stay out. With a `sampler` data may grow at the
-                beginning of an epoch only.
+                samples that `drop_last` left out of an ended epoch stay out. With a `sampler`, data can be appended
+                only at the beginning of an epoch.
 
         Raises:
-            TypeError: It is no state.
-            ValueError: It is of other data, another order, batch size or seed, or no such state.
+            TypeError: `state` has the wrong type.
+            ValueError: `state` was saved with other data, another order, batch size or seed, or is not a state of this
+                class.
         """
         accept = _checked_names(accept)
         own = {"version": VERSION, "seed": self.seed}
@@ -329,17 +333,17 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return np.array(sorted(self._excluded), np.int64)
 
     def exclude(self, indices: Iterable[int]) -> None:
-        """Leave samples out from now on, in every epoch; call it on every rank at the same step.
+        """Exclude samples from now on, in every epoch; call it on every rank at the same step.
 
-        Batches taken before still contain them. Workers take batches ahead of the training loop: with a
-        `ResumableLoader` call its own `exclude`. States store the samples.
+        Batches that were already taken still contain them. Workers prefetch batches: with a `ResumableLoader` call its
+        own `exclude`. States record the excluded samples.
 
         Args:
             indices: Samples, 0 to `n_samples - 1`.
 
         Raises:
-            TypeError: They are no ints.
-            ValueError: There are no such samples.
+            TypeError: An index is not an int.
+            ValueError: An index is out of range.
 
         >>> batches = DistributedBatchSampler(5, 2, shuffle=False)
         >>> batches.exclude([1])
@@ -355,13 +359,13 @@ class DistributedBatchSampler(Sampler[list[int]]):
             self._interrupt(self._cursor.position, unless_finished=True)
 
     def skip(self, steps: int) -> npt.NDArray[np.int64]:
-        """Pass over the next steps of this epoch, once; call it on every rank at the same step.
+        """Skip the next steps of this epoch, once; call it on every rank at the same step.
 
         Args:
-            steps: How many; no more than the epoch has left are skipped.
+            steps: Number of steps; at most the rest of the epoch is skipped.
 
         Returns:
-            The samples that are not delivered, of all ranks.
+            The skipped samples of all ranks.
         """
         count, world, start = checked_int("steps", steps, 1), self._ranks.world_size(), self._cursor.position
         self._begin_record(start, world)
@@ -464,24 +468,25 @@ class DistributedBatchSampler(Sampler[list[int]]):
         self._interrupt(self._cursor.position, unless_finished=True)
 
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
-        """The samples of any step of the run, past or coming, rank by rank.
+        """Return the samples of any step of the run, past or future, rank by rank.
 
-        Steps are numbered from the start of the run over all epochs, one batch on each rank at a time; "step" of a
-        state is the one that comes next. Past steps are those that were delivered, whatever has changed since; coming
-        ones are as they will be if nothing changes.
+        Steps are numbered from the start of the run over all epochs; a step is one batch on each rank. "step" of a
+        state is the next step. Past steps are returned as they were delivered, whatever changed since; future steps as
+        they will be if nothing changes.
 
         Args:
-            number: The step.
-            num_replicas: Number of ranks for a coming step; the present one by default. A past step had its own.
-            rank: Of which rank; None for all of them.
+            number: Number of the step.
+            num_replicas: Number of ranks for a future step; by default the current one. A past step has the number that
+                it ran with.
+            rank: Rank whose samples to return; None: all ranks.
 
         Returns:
-            A list of samples for each rank, or that of one `rank`.
+            A list of samples for each rank, or the list of `rank`.
 
         Raises:
-            IndexError: The epochs are empty, or the run began behind that step.
-            ValueError: There was no such `rank`, or the order of another epoch is not known, as `sampler` has no
-                `set_epoch`.
+            IndexError: The epochs are empty, or the run began after that step.
+            ValueError: The step ran with too few ranks for `rank`, or the order of another epoch is not known because
+                `sampler` has no `set_epoch`.
 
         >>> batches = DistributedBatchSampler(5, 2, shuffle=False)
         >>> batches.step(2), batches.step(3)
@@ -554,7 +559,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the samples, the batch size, the order and the seed."""
+        """Digest of the samples, the batch size, the order and the seed."""
         return self._fingerprint_with(own_fingerprint(self.sampler), self.n_samples, self._options)
 
     def _epoch_fingerprint(

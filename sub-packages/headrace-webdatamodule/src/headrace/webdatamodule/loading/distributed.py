@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RankMismatchError(RuntimeError):
-    """The ranks are about to read different epochs, data or numbers of batches."""
+    """The ranks would read different epochs, data or numbers of batches."""
 
 
 def is_distributed() -> bool:

@@ -74,12 +74,12 @@ _reading: ContextVar[SampleRandom | None] = ContextVar("headrace_sample", defaul
 
 
 def sample_rng() -> np.random.Generator:
-    """Return the random generator of the sample being read: for a dataset's `__getitem__`, a transform or a decoder.
+    """Return the random generator of the sample being read; call it in a `__getitem__`, a transform or a decoder.
 
     The loader must have `seed_per="sample"`. The numbers depend only on the loader's seed, the epoch and the sample:
-    they are the same with any number of ranks and workers, and after a resume. A sample that comes several times in an
-    epoch gets other numbers each time. Within a sample, every call returns the same generator: a `numpy.random.Philox`
-    keyed with (seed, epoch, index).
+    they are the same with any number of ranks and workers, and after a resume. If a sample repeats in an epoch, it gets
+    different numbers each time. Within a sample, every call returns the same generator: a `numpy.random.Philox` keyed
+    with (seed, epoch, index).
 
     Raises:
         RuntimeError: No loader with `seed_per="sample"` is reading a sample.

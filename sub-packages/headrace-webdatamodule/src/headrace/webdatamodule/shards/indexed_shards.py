@@ -42,32 +42,33 @@ _VERIFY = ("read", "open", "none")
 
 
 class IndexedShards:
-    """The samples of indexed shards as a map-style dataset, for torch's `DataLoader` and for anything else.
+    """The samples of indexed shards as a map-style dataset, for torch's `DataLoader` or any other use.
 
-    A sample is a dictionary as webdataset makes it, `{"__key__": its key, member key: decoded member}`. Each process
-    maps a shard when it first reads it, so a dataset is sent to workers in a few bytes. A shard or an index that has
-    changed since it was indexed is an error that names the place.
+    A sample is a dict as in webdataset, `{"__key__": its key, member key: decoded member}`. Each process memory-maps a
+    shard when it first reads it, so a pickled dataset takes only a few bytes. If a shard or an index has changed since
+    it was indexed, reading raises an error that names the place.
 
     Args:
         source: A directory that `index_shards` has indexed, the path of its `manifest.json`, or indexed tar files: a
             list of paths, or a pattern such as `"data/shard-{000000..000041}.tar"` or `"data/*.tar"`. Also the URL of
             one of these, such as `"s3://bucket/train"`, or a `Remote` with options and a cache.
-        keys: Which members to read, in this order; all when None. Case does not matter.
-        decode: Bytes to objects. `decode_member`, by extension, when not given; None leaves bytes; a function receives
-            the member's key and its bytes; a mapping holds functions of bytes (or None) for some members, while the
-            others are decoded by extension.
-        transform: Receives the decoded sample, and returns the item of the dataset.
-        verify: When to compare checksums: of each member on every "read" of it, of a whole shard on "open", or "none".
-        allowed_classes: What pickles may use; see `decode_member`.
+        keys: Members to read, in this order; None: all. Case does not matter.
+        decode: How to decode members. By default `decode_member`, by extension. None: no decoding. A function of the
+            member's key and its bytes. Or a mapping from member keys to functions of bytes (or None); other members are
+            decoded by extension.
+        transform: Function of the decoded sample that returns the item of the dataset.
+        verify: When to verify checksums: "read", of each member whenever it is read; "open", of a whole shard when it
+            is opened; or "none".
+        allowed_classes: Classes or functions that pickles may use; see `decode_member`.
         max_open: Maximum number of shards that a process keeps open; the least recently used are closed. None: derived
             from the limit of file descriptors.
-        max_bytes: Maximum bytes of one member, and of the memory for its default decoding, its unpacked form included.
-            Default 2 GiB.
+        max_bytes: Maximum bytes of one member, and of the memory for its default decoding, including its decompressed
+            form. Default 2 GiB.
 
     Raises:
         FileNotFoundError: The path does not exist.
         ShardError: There is no index or no manifest, or it is damaged.
-        TypeError: A number is no int.
+        TypeError: A number is not an int.
         ValueError: An argument is not allowed.
 
     >>> import tempfile
@@ -282,8 +283,8 @@ class IndexedShards:
         """Read consecutive samples, faster than one by one.
 
         Args:
-            start: The first one.
-            stop: The one after the last; the end when None.
+            start: Index of the first sample.
+            stop: One past the last; None: the end.
 
         Yields:
             The samples. A damaged one raises its error after all samples before it.
@@ -310,19 +311,19 @@ class IndexedShards:
                 at += len(samples)
 
     def sizes(self, key: str, *, missing: int | None = None) -> npt.NDArray[np.int64]:
-        """How many bytes a member has in each sample, from the indexes alone.
+        """Return the size of a member in each sample, in bytes, from the indexes alone.
 
         Args:
             key: The member's key; case does not matter.
-            missing: The size of samples that lack it; an error when None.
+            missing: Size for samples that lack the member; None: raise an error.
 
         Returns:
-            Bytes as they are stored, shape [n_samples].
+            Bytes as stored, shape [n_samples].
 
         Raises:
             ShardError: A sample lacks the member, or an index is damaged.
-            TypeError: `missing` is no int.
-            ValueError: No sample has it.
+            TypeError: `missing` is not an int.
+            ValueError: No sample has the member.
         """
         (member,) = _chosen([key], self._shards.members)
         if missing is not None:
@@ -382,7 +383,7 @@ class IndexedShards:
             key: The sample's key.
 
         Raises:
-            KeyError: No sample has it.
+            KeyError: No sample has the key.
         """
         for shard, index in enumerate(self._every_index()):
             try:
@@ -400,20 +401,20 @@ class IndexedShards:
         """A column of the manifest.
 
         Args:
-            name: Its name.
+            name: Name of the column.
 
         Returns:
             A read-only memory map, shape [n_samples, ...].
 
         Raises:
             ManifestError: There is no such column.
-            StaleIndexError: The manifest was replaced since.
+            StaleIndexError: The manifest was replaced after the dataset was opened.
         """
         return self._shards.column(name)
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that change with any byte of any shard; columns do not count."""
+        """Digest of all shards, without columns; 32 hexadecimal digits."""
         return self._fingerprint_of(len(self._shards.samples))
 
     def prefix_fingerprint(self, n_samples: int) -> str | None:

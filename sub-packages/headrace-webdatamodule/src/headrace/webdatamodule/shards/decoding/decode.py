@@ -302,18 +302,18 @@ def decode_member(
         key: The member's key inside the sample, such as "tensor.pyd" or "json.gz". Case does not matter.
         data: The member's bytes.
         allowed_classes: Classes or functions that pickles may use; see :func:`restricted_loads`.
-        max_bytes: Maximum bytes in memory at once: the member, its decompressed form and the decoded object together.
-            The default of 2 GiB allows arrays and images of 1 GiB, and pickled arrays of 700 MB. A byte of JSON counts
-            as 64 bytes, so the default allows 33 MB of JSON. An instruction of a large pickle counts as 256 bytes.
+        max_bytes: Maximum memory in bytes, for the member, its decompressed form and the decoded object together. The
+            default of 2 GiB allows arrays and images of 1 GiB, and pickled arrays of 700 MB. JSON counts as 64 bytes of
+            memory per byte, so the default allows 33 MB of JSON. A large pickle counts as 256 bytes per instruction.
 
     Returns:
         The object.
 
     Raises:
-        DecodeError: When the bytes are not what the extension says, or too many, or when the library that reads them
-            is not installed; it names the member.
-        UnsafePickleError: When a pickle asks for something that is not allowed.
-        ValueError: When an entry of allowed_classes is no class, function or name.
+        DecodeError: The bytes do not match the extension or need too much memory, or the library that reads them is not
+            installed; the error names the member.
+        UnsafePickleError: A pickle uses a class or function that is not allowed.
+        ValueError: An entry of `allowed_classes` is not a class, function or name.
 
     >>> decode_member("meta.json", b'{"a": 1}')
     {'a': 1}
@@ -375,25 +375,25 @@ def restricted_loads(data: bytes, allowed_classes: Collection[AllowedClass] = ()
     """Unpickle data without running code that the pickle chooses.
 
     It loads tensors (always onto the CPU), parameters, numpy arrays, scalars and dtypes, and Python's builtin
-    containers and numbers. Every other class or function is refused by name. A class as a value is refused, too, unless
-    it is a builtin or a numpy scalar class. A pickle may hold at most 1,000 object arrays, 10,000 defaultdicts, and
-    keys nested 100 levels deep, because more could overflow the C stack. Copies that its calls make count as memory,
-    and each instruction of a large pickle counts as 256 bytes.
+    containers and numbers. Every other class or function is refused, with an error that names it. A class as a value is
+    also refused, unless it is a builtin or a numpy scalar class. A pickle may hold at most 1,000 object arrays and
+    10,000 defaultdicts, and nest keys at most 100 levels deep, because more could overflow the C stack. Copies that its
+    calls make count as memory, and each instruction of a large pickle counts as 256 bytes.
 
     Args:
         data: The bytes of one pickle, of any protocol.
-        allowed_classes: More classes or functions that the pickle may use: the objects themselves, or their names as
-            "module.QualifiedName". The pickle may call them with any argument.
+        allowed_classes: Further classes or functions that the pickle may use: the objects, or their names as
+            "module.QualifiedName". The pickle can call them with any arguments.
         max_bytes: Maximum bytes of the loaded objects; memory that the `allowed_classes` take is not counted.
 
     Returns:
         The object.
 
     Raises:
-        UnsafePickleError: When the pickle asks for something that is not allowed; the message names it.
-        DecodeError: When the pickle is incomplete, needs too much memory, or is followed by more bytes.
-        TypeError: When data is not bytes.
-        ValueError: When an entry of allowed_classes is no class, function or name.
+        UnsafePickleError: The pickle uses a class or function that is not allowed; the message names it.
+        DecodeError: The pickle is incomplete, needs too much memory, or is followed by more bytes.
+        TypeError: `data` is not bytes.
+        ValueError: An entry of `allowed_classes` is not a class, function or name.
 
     >>> import pickle
     >>> restricted_loads(pickle.dumps({"x": [1, 2.5]}))

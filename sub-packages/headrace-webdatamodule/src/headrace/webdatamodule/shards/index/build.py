@@ -56,7 +56,7 @@ _Result = TypeVar("_Result")
 
 
 class SkippedMembersWarning(UserWarning):
-    """Some members of the shards are no part of a sample."""
+    """Some members of the shards belong to no sample."""
 
 
 class Indexed(NamedTuple):
@@ -70,26 +70,26 @@ class Indexed(NamedTuple):
 def index_shards(
     directory: str | Path, *, executor: Executor | None = None, drop_columns: bool = False, force: bool = False
 ) -> Manifest:
-    """Index the tar files of a directory: a `.hri` file beside each one, and `manifest.json` last.
+    """Index the tar files of a directory: write a `.hri` file beside each one, and `manifest.json` last.
 
-    One more file, `manifest.hrs`, holds the indexes of all shards, so that readers open a single file.
+    The file `manifest.hrs` holds the indexes of all shards, so that readers need to open only one file.
 
-    An existing index that fits its shard is kept. A shard counts as unchanged if its size and three pieces of its
-    content match the index, and the index is newer; `verify_shards` reads everything. If nothing has changed, nothing
+    Indexes of unchanged shards are kept. A shard counts as unchanged if its size and three pieces of its content match
+    the index, and the index is newer than the shard; `verify_shards` reads everything. If nothing has changed, nothing
     is written, so the directory may be read-only.
 
     Args:
-        directory: Directory of the tar files; all files that end with `.tar` are used, in the order of their names.
+        directory: Directory of the tar files; all `.tar` files are used, in the order of their names.
         executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; None: one after another.
-        drop_columns: Drop the columns of an earlier manifest if the shards have changed. Sizes that a data module
-            computed with a function are dropped in any case, and computed again.
-        force: Read and index all shards again, even if their indexes fit.
+        drop_columns: Whether to drop the columns of an earlier manifest if the shards have changed. Sizes that a data
+            module computed with a function are always dropped then, and computed again.
+        force: Whether to read and index all shards again, even if they are unchanged.
 
     Returns:
         The manifest.
 
     Raises:
-        FileNotFoundError: There is no such directory, or there are no tar files in it.
+        FileNotFoundError: The directory does not exist or has no tar files.
         PermissionError: The directory is read-only: index a folder of symbolic links to the tar files.
         IndexVersionError: An index was written by another release, and `force` is False.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.

@@ -54,10 +54,10 @@ class ShardEntry:
 
     Args:
         name: File name of the tar file, in the manifest's directory.
-        nbytes: Its size.
-        samples: How many samples it has.
-        index: The checksum of its index, 16 hexadecimal digits; it covers every byte of the shard.
-        skipped: Number of its members that belong to no sample, without directories.
+        nbytes: Size of the tar file in bytes.
+        samples: Number of samples.
+        index: Checksum of the index, 16 hexadecimal digits; it covers every byte of the shard.
+        skipped: Number of members that belong to no sample, directories not counted.
     """
 
     name: str
@@ -98,12 +98,12 @@ class ColumnEntry:
 
 @dataclass(frozen=True, repr=False)
 class Manifest:
-    """What a directory of shards holds.
+    """Contents of a directory of shards.
 
     Args:
         shards: The shards, in the order in which their samples are numbered.
-        members: The member keys that occur, sorted.
-        columns: Arrays over all samples.
+        members: Member keys of all samples, sorted.
+        columns: Arrays with one row for each sample.
 
     >>> manifest = Manifest((ShardEntry("a.tar", 2048, 3, "0" * 16),), ("txt",))
     >>> Manifest.from_json(manifest.to_json()) == manifest
@@ -129,7 +129,7 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that change with any byte of any shard, and with any column."""
+        """Digest of all shards and columns, 32 hexadecimal digits."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self._table, separators=(",", ":")).encode())
 
     @property
@@ -138,12 +138,12 @@ class Manifest:
         return {"shards": shards, "members": self.members, "columns": columns}
 
     def with_column(self, column: ColumnEntry) -> Manifest:
-        """The same with one more column, in place of one of the same name."""
+        """Return a copy with this column; it replaces a column of the same name."""
         others = [entry for entry in self.columns if entry.name != column.name]
         return replace(self, columns=(*others, column))
 
     def to_json(self) -> str:
-        """The text of the file; equal contents give equal texts."""
+        """Return the text of the file; equal manifests give equal texts."""
         table = {
             "format": "headrace-shards",
             "version": MANIFEST_VERSION,
@@ -154,7 +154,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read a text that `to_json` gave.
+        """Read a text that `to_json` has returned.
 
         Raises:
             ManifestError: The text is not a manifest, has another version, or does not match its fingerprint.
@@ -176,7 +176,7 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: str | Path) -> Manifest:
-        """Read the manifest of a directory of shards; a ManifestError if it is missing or damaged."""
+        """Read the manifest of a directory of shards; raise a ManifestError if it is missing or damaged."""
         folder = expanded(directory)
         path = folder / NAME
         try:
@@ -190,7 +190,7 @@ class Manifest:
             raise
 
     def save(self, directory: str | Path) -> None:
-        """Write the manifest to the directory of the shards atomically; an equal one is left as it is."""
+        """Write the manifest to the directory of the shards atomically, unless an equal one is there."""
         path, data = expanded(directory) / NAME, self.to_json().encode()
         if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
             sync_directory(path.parent)  # the names of what it lists reach the disk first
@@ -243,14 +243,14 @@ def add_column(directory: str | Path, name: str, values: npt.ArrayLike) -> Manif
 
     Args:
         directory: Directory of the shards and their manifest.
-        name: Name of the column, which is also part of a file name. An existing column of this name is replaced.
+        name: Name of the column, also used in the file name. An existing column of this name is replaced.
         values: The array, shape [n_samples, ...], in the order of the samples.
 
     Returns:
         The new manifest.
 
     Raises:
-        ManifestError: There is no manifest.
+        ManifestError: The directory has no manifest.
         ValueError: The name or the array is not allowed.
     """
     folder = expanded(directory)
@@ -335,13 +335,13 @@ def open_column(directory: str | Path, manifest: Manifest, name: str) -> npt.NDA
     """Map a column into memory, after its checksum is verified.
 
     Args:
-        directory: Where the shards lie.
-        manifest: Their manifest.
+        directory: Directory of the shards.
+        manifest: Manifest of this directory.
         name: Name of the column.
 
     Returns:
-        The array, read-only, shape [n_samples, ...]. All processes share the map of a large one. Never truncate its
-        file in place while it is in use: that kills each process that reads it. Replace the file instead.
+        The read-only array, shape [n_samples, ...]. Processes share the memory map of a large array. Never truncate the
+        file in place while it is in use, because this kills every process that reads it. Replace the file instead.
 
     Raises:
         ManifestError: There is no such column, or its file is damaged or has changed.

@@ -1,4 +1,4 @@
-"""Reading everything again: each damage of a directory of shards, with its place."""
+"""Verify a directory of shards: read everything, and report each fault with its place."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 
 @dataclass(frozen=True)
 class Fault:
-    """One damage.
+    """A fault that `verify_shards` found.
 
     Args:
-        message: What is wrong.
+        message: Description of the fault.
         shard: Path of the tar file.
         sample: Key of the sample.
         member: Name of the member.
@@ -75,14 +75,14 @@ def verify_shards(directory: str | Path, *, executor: Executor | None = None) ->
     """Read all bytes of a directory's shards, indexes, columns and manifest, and report every fault.
 
     Args:
-        directory: Where they lie.
-        executor: Reads shards in parallel, such as a `ProcessPoolExecutor`; one after another when None.
+        directory: Directory of the shards.
+        executor: Reads shards in parallel, such as a `ProcessPoolExecutor`; None: one after another.
 
     Returns:
-        The faults: those of the manifest first, then in the order of the shards; empty if there are none.
+        The faults, first those of the manifest, then those of each shard in order; empty if there are none.
 
     Raises:
-        NotADirectoryError: There is no such directory.
+        NotADirectoryError: The directory does not exist.
     """
     folder = expanded(directory)
     if not folder.is_dir():

@@ -31,16 +31,17 @@ _CHANCE = random.SystemRandom()  # transforms draw from the process's generator,
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often a failed request is repeated, and how long to wait in between.
+    """How often to repeat a failed request, and how long to wait in between.
 
     Args:
-        max_attempts: Attempts in all, the first included. File systems that repeat requests themselves, such as s3fs,
-            get at most two.
-        backoff: Seconds before the second attempt; doubled each time, plus a random part of up to a half.
+        max_attempts: Number of attempts, including the first. File systems that retry by themselves, such as s3fs, get
+            at most two.
+        backoff: Seconds before the second attempt; doubled for each further attempt, plus a random part of up to one
+            half.
         max_backoff: Maximum seconds between two attempts.
 
     Raises:
-        TypeError: `max_attempts` is no int.
+        TypeError: `max_attempts` is not an int.
         ValueError: A number is not allowed.
     """
 

@@ -79,38 +79,38 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Remote:
-    """Shards on another machine, and how to read them. `IndexedShards` takes it, or its URL alone.
+    """Shards on another machine, and how to read them; for `IndexedShards`, which also accepts a URL.
 
     Without a cache, members of a batch that lie close together are read in one request. A cache with room for all
-    shards downloads and checks each whole shard when it is first used. A smaller cache keeps the samples that were
-    read, as far as they fit. The processes of a machine share the cache. Reading parts of a shard needs a web server
-    that supports range requests; with a cache of whole shards, a server that sends only whole files is enough.
+    shards downloads and checks each whole shard when it is first used. A smaller cache keeps as many of the samples
+    read as fit. The processes of a machine share the cache. Reading parts of a shard needs a web server that supports
+    range requests; with a cache of whole shards, a server that sends only whole files is enough.
 
     Args:
         url: URL of a directory with a manifest, of a manifest or of a tar file, or several URLs of tar files in one
             place; numbers in braces are expanded. A query, such as that of a signed URL, is kept for all files that
             belong to it.
-        storage_options: For fsspec's file system, such as `{"endpoint_url": ...}` or credentials.
-        cache_dir: Where to keep shards or samples; None keeps nothing.
+        storage_options: Options of fsspec's file system, such as `{"endpoint_url": ...}` or credentials.
+        cache_dir: Directory of the cache; None: no cache.
         cache_bytes: Maximum bytes of the cache. Data of other datasets are evicted to make room, the least recently
             used first; data of datasets that are open in this process stay.
         cache_unit: Unit of the cache: "shard" or "sample"; "auto" is "shard" if all shards fit, else "sample". With
             samples, the first batch waits for its own bytes only.
-        max_gap: Ranges that are at most this many bytes apart are merged. Only without `cache_dir`, and not in batches
-            that workers fetch ahead: there at most 2 % of the bytes are fetched and not used.
-        retry: How often to ask for ranges that failed.
-        timeout: Seconds for the requests of one batch, or of 32 MiB on the way to the cache.
+        max_gap: Ranges at most this many bytes apart are merged. Applies only without `cache_dir`, and not to batches
+            that workers prefetch: there at most 2 % of the fetched bytes are unused.
+        retry: How to repeat failed requests.
+        timeout: Timeout in seconds, for the requests of one batch or of 32 MiB of a download to the cache.
         lookahead: Bytes of coming batches that each worker of a `ResumableLoader` prefetches; 0 turns it off. Only for
             shards that are read by ranges.
-        obstore: Options of the library obstore's store for this URL, `{}` for none: workers
-            then prefetch through obstore, which takes a fraction of the processor time. None: they prefetch through
-            fsspec, which reads everything else in any case. Give credentials to both.
-        max_connections: Ranges that each process reads at the same time. A node has as many processes as all its ranks
-            have workers.
+        obstore: Options of the library obstore's store for this URL, `{}` if it needs none.
+            Workers then prefetch with obstore, which takes a fraction of the CPU time. None: they prefetch with fsspec.
+            Everything else is read with fsspec, so give credentials to both.
+        max_connections: Number of ranges that each process reads at the same time. The processes of a node are the
+            workers of all its ranks.
 
     Raises:
-        ImportError: `obstore` is given, and not installed.
-        TypeError: `max_gap`, `lookahead` or `max_connections` is no int.
+        ImportError: `obstore` is given, but not installed.
+        TypeError: `max_gap`, `lookahead` or `max_connections` is not an int.
         ValueError: An argument is not allowed.
 
     >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS

@@ -79,26 +79,27 @@ def write_shards(
 ) -> Manifest:
     """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, each with its index.
 
-    A shard gets its final name when it is complete on the disk; the manifest comes last. The bytes depend only on the
-    samples. If the number of samples is known, the samples of each shard are decided beforehand, and each shard is a
-    task of its own; after a run was killed, the next one keeps its complete shards and writes the rest. Samples of a
-    generator are written in this process as they come; after a kill, the next run starts over. A second process that
-    writes to the directory waits for the first.
+    A shard gets its final name when it is complete on disk; the manifest is written last. The bytes depend only on the
+    samples. If the number of samples is known, the shards are planned in advance, and each shard is a separate task;
+    after a killed run, the next run keeps the complete shards and writes the rest. Samples of a generator are written
+    in this process as they come; after a killed run, the next run starts over. A second process that writes to the
+    directory waits for the first.
 
     If the directory holds a finished set, `fingerprint` decides: if it is the same, nothing is written; otherwise the
     set is replaced.
 
     Args:
-        samples: Pairs of a key and the sample's members, {member key: bytes}. Anything with `len()` and integer
-            indexing, or any iterable such as a generator; or a function without arguments that returns one of these,
-            called once here and, if the result has positions, once for each shard. Samples with positions are pickled
+        samples: Pairs of a key and the sample's members, {member key: bytes}. An object with `len()` and integer
+            indices, or any iterable such as a generator. Or a function without arguments that returns one of these; it
+            is called once here and, if the result has indices, once for each shard. Samples with indices are pickled
             for other processes. If they have a method `part(start, stop)` that returns the samples of one shard, only
-            these are sent; a method `keys()` may return all keys without making the samples.
+            these are pickled; a method `keys()` may return all keys without making the samples.
         directory: Output directory for this set alone; it is created if it does not exist.
-        samples_per_shard: Maximum samples of a shard. Shard sizes differ by at most one; from a generator, all shards
-            but the last are full.
+        samples_per_shard: Maximum number of samples in a shard. Shards differ by at most one sample; from a generator,
+            all shards but the last are full.
         bytes_per_shard: Maximum bytes of a tar file; a larger sample gets its own shard.
-        n_shards: Number of shards, equal up to one sample, 1 to the number of samples; not for a generator.
+        n_shards: Number of shards, from 1 to the number of samples; they differ by at most one sample. Not for a
+            generator.
         bytes_per_pack: For small samples, such as short texts, which then take fewer bytes on disk: samples of at most
             this many bytes, such as 65536, are written together in packs, members with at most this many bytes of data.
             Readers of this release find each sample as before; other programs see one member `.hrpack` for each pack.
@@ -107,28 +108,28 @@ def write_shards(
             Dask client; all its workers must see the directory. None: local processes.
         workers: Number of local processes; 1: this process; None: one for each CPU, unless the set takes only seconds.
         prefix: First part of the file names.
-        sizes: Bytes of each sample in a tar file (512 a member, and its data padded to multiples of 512; in a pack its
-            data, its key and some 30 bytes a member), shape [n_samples]; for `bytes_per_shard`, which asks for each
-            sample once more if this is None.
-        columns: Arrays to keep beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
+        sizes: For `bytes_per_shard`, the bytes of each sample in a tar file, shape [n_samples]: for each member 512
+            plus its data padded to a multiple of 512; in a pack its data, its key and about 30 bytes. None: each sample
+            is read once more to find its size.
+        columns: Arrays to store beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
         fingerprint: Any text that changes with the samples, such as a version.
-        overwrite: Whether to replace existing shards, a finished set included.
+        overwrite: Whether to replace existing shards, even a finished set.
 
     Returns:
         The manifest.
 
     Raises:
-        TypeError: The samples can be neither indexed nor iterated, or a number is no int.
+        TypeError: The samples can be neither indexed nor iterated, or a number is not an int.
         ValueError: A number, the prefix, sizes or columns are not allowed.
-        FileExistsError: The directory holds a finished set and there is no fingerprint; or other files, or shards with
-            other samples.
+        FileExistsError: The directory holds a finished set and no `fingerprint` is given, or it holds other files, or
+            shards of other samples.
         ShardError: A sample cannot be read or stored, or a key occurs twice; it names the shard and the sample.
-        OSError: The disk is full or the like; it names the shard.
+        OSError: Writing failed, for example because the disk is full; the error names the shard.
         BrokenProcessPool: A process was killed, or could not start.
-        RuntimeError: The executor was shut down, or a script that starts processes is not guarded.
+        RuntimeError: The executor was shut down, or a script that starts processes lacks `if __name__ == "__main__"`.
 
     Warns:
-        InProcessWarning: The samples cannot be pickled, and so one process writes all.
+        InProcessWarning: The samples cannot be pickled, so one process writes all of them.
 
     >>> import tempfile
     >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
@@ -376,13 +377,13 @@ def write_tars(
 ) -> list[Path]:
     """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, without indexes.
 
-    The shards hold equally many samples, give or take one. They get their names once all of them are
-    on the disk, whole; their bytes depend on the samples only. Shards of the same names are replaced.
+    The shards differ by at most one sample. They get their names when all of them are complete on disk; their bytes
+    depend only on the samples. Shards of the same names are replaced.
 
     Args:
-        samples: Pairs of a key and the sample's members, {member key: bytes}. Keys are unique and hold
-            no dot. Anything with `len()` and integer indexing will do; each sample is asked for once.
-        directory: Where to write; made if need be.
+        samples: Pairs of a key and the sample's members, {member key: bytes}. Keys must be unique and without a dot.
+            Any object with `len()` and integer indices; each sample is read once.
+        directory: Output directory; it is created if it does not exist.
         n_shards: Number of shards, 1 to `len(samples)`.
         prefix: First part of the file names.
         bytes_per_pack: As in `write_shards`: packs of small samples, with at most this many bytes of data.
@@ -391,11 +392,11 @@ def write_tars(
         The paths of the shards, in order.
 
     Raises:
-        TypeError: `n_shards` is no int.
+        TypeError: `n_shards` is not an int.
         ValueError: `n_shards` or `prefix` is not allowed.
         FileExistsError: The directory holds further shards of this prefix, which readers would take for
             a part of the new set.
-        ShardError: A key that occurs twice or cannot be stored, or a member that is no bytes.
+        ShardError: A key occurs twice or cannot be stored, or a member is not bytes.
 
     >>> import tempfile
     >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
