@@ -22,10 +22,10 @@ _CODES = (
     "wrong, 130 stopped by Ctrl-C"
 )
 _SHOW = (
-    "Print the samples of any step of a run, past or coming, rank by rank, from a checkpoint alone; without --step, a "
+    "Print the samples of any step of a run, past or future, rank by rank, from a checkpoint alone; without --step, a "
     "summary of the run. CHECKPOINT is a file of torch.save, also of Lightning, or a folder of "
-    "torch.distributed.checkpoint, accelerate or the Hugging Face Trainer. Steps are numbered over all epochs, one "
-    "batch on each rank at a time. No code of the checkpoint runs."
+    "torch.distributed.checkpoint, accelerate or the Hugging Face Trainer. Steps are numbered over all epochs; a step "
+    "is one batch on each rank. No code of the checkpoint is run."
 )
 
 
@@ -40,27 +40,27 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = _Parser(prog="headrace-runs", description="Ask a run for its steps.", epilog=_CODES)
+    made = _Parser(prog="headrace-runs", description="Look up the steps of a run in its checkpoint.", epilog=_CODES)
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = made.add_subparsers(metavar="COMMAND", required=True)
-    show = commands.add_parser("show", help="print what was or will be in a step", description=_SHOW, epilog=_CODES)
+    show = commands.add_parser("show", help="print the samples of any step", description=_SHOW, epilog=_CODES)
     show.set_defaults(run=_show)
     add = show.add_argument
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="a file or a folder")
-    add("--step", type=_number, metavar="N", help="which step (default: a summary of the run)")
-    add("--rank", type=_number, metavar="N", help="of which rank (default: of all)")
-    add("--state", metavar="PATH", help="which state, where the checkpoint has several")
+    add("--step", type=_number, metavar="N", help="number of the step (default: a summary of the run)")
+    add("--rank", type=_number, metavar="N", help="rank to print (default: all)")
+    add("--state", metavar="PATH", help="state to use if the checkpoint has several")
     add(
         "--data",
         action="append",
         metavar="[NAME=]FOLDER",
-        help="indexed shards, for keys, shards and offsets: a folder, or a quoted pattern of tars; several folders of "
-        "one source each as --data FOLDER, in order, and several sources each with its name",
+        help="indexed shards, for keys, shards and offsets: a folder, or a quoted pattern of tars. Several folders "
+        "of one source: repeat --data FOLDER, in order. Several sources: give each a NAME",
     )
     add("--sizes", metavar="FILE|NAME", help="sizes of the samples: a file, or a column or member of the data")
     add("--column", metavar="NAME", help="column of sizes in Parquet files")
-    add("--num-replicas", type=_number, metavar="N", help="ranks of a coming step (default: as many as there were)")
-    add("--export", type=Path, metavar="FOLDER", help="write the samples' members there, a file each")
+    add("--num-replicas", type=_number, metavar="N", help="number of ranks for a future step (default: unchanged)")
+    add("--export", type=Path, metavar="FOLDER", help="write the samples' members there, one file each")
     add("--json", action="store_true", help="print one JSON document")
     return made
 
