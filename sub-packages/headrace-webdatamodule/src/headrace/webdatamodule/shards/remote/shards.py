@@ -97,7 +97,7 @@ class Remote:
         cache_unit: Unit of the cache: "shard" or "sample"; "auto" is "shard" if all shards fit, else "sample". With
             samples, the first batch waits for its own bytes only.
         max_gap: Ranges at most this many bytes apart are merged. Applies only without `cache_dir`, and not to batches
-            that workers prefetch: there at most 2 % of the fetched bytes are unused.
+            that workers prefetch: there gaps below 1 KiB are merged, and others up to 2 % of the bytes.
         retry: How to repeat failed requests.
         timeout: Timeout in seconds, for the requests of one batch or of 32 MiB of a download to the cache.
         lookahead: Bytes of coming batches that each worker of a `ResumableLoader` prefetches; 0 turns it off. Only for
