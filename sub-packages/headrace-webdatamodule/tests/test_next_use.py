@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from headrace.webdatamodule.loading.next_use import planned_uses, ranks_of_node
 from headrace.webdatamodule.loading.permutation import SHORT, Shuffle
 
 HORIZON = 8
+RANKS = {"nodes": st.integers(2, 5), "local": st.integers(1, 3), "node": st.integers(0, 4)}
 
 
 @pytest.mark.parametrize("size", [1, 2, 10, SHORT - 1, SHORT, SHORT + 1, 3 * SHORT + 17])
@@ -35,9 +37,7 @@ def batches(sampler: DistributedBatchSampler, epoch: int) -> list[list[int]]:
     steps=st.integers(1, 9),
     rest=st.integers(0, 100),
     batch=st.integers(1, 7),
-    nodes=st.integers(2, 5),
-    local=st.integers(1, 3),
-    node=st.integers(0, 4),
+    **RANKS,
     shuffle=st.booleans(),
     seed=st.integers(0, 3),
     epoch=st.integers(0, 3),
@@ -148,9 +148,7 @@ class Planned:
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(2, 300),
-    nodes=st.integers(2, 5),
-    local=st.integers(1, 3),
-    node=st.integers(0, 4),
+    **RANKS,
     epoch=st.integers(0, 3),
     least=st.sampled_from([1, 3, 32]),
     seed=st.integers(0, 3),
@@ -164,8 +162,9 @@ def test_next_uses_of_planned_epochs_are_those_of_the_listed_batches(
         patch.setenv("LOCAL_WORLD_SIZE", str(local))
         patch.delenv("WORLD_SIZE", raising=False)
         patch.setattr(next_use, "_LEAST", least)
-        uses = planned_uses(sampler, world, node * local, 0)
+        uses = planned_uses(sampler, world, node * local)
         assert uses is not None
+        assert uses.prepare(epoch)
         later = dict[int, tuple[int, float]]()  # sample -> the first later epoch in which this node gets it, and where
         for number in range(epoch + min(HORIZON, nodes), epoch, -1):
             steps = -(-len(sampler.plan(number).offsets[1:]) // world)
@@ -187,19 +186,43 @@ def test_next_uses_of_planned_epochs_are_those_of_the_listed_batches(
 def test_plans_are_not_asked_for_where_they_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert planned_uses(Planned(40, 4, 0), 4, 0, 0) is None  # a single node
-    assert planned_uses(Planned(40, 8, 0), 8, 0, 0) is not None
-    for name in ("plan", "fingerprint", "sizes"):
-        other = type("Other", (Planned,), {name: property(lambda _: None, lambda *_: None)})
-        if name == "fingerprint":
-            other = type("Other", (), {"plan": Planned.plan, "sizes": np.ones(40)})
-        assert planned_uses(other(40, 8, 0) if name != "fingerprint" else other(), 8, 0, 0) is None
-
-    def unknown(_: int) -> None:
-        raise ValueError("the order of another epoch is not known")
-
-    alone = Planned(40, 8, 0)
-    monkeypatch.setattr(alone, "plan", unknown)
-    assert planned_uses(alone, 8, 0, 0) is None
+    assert planned_uses(Planned(40, 4, 0), 4, 0) is None  # a single node
+    assert planned_uses(Planned(40, 8, 0), 8, 0) is not None
+    assert planned_uses(Bare(), 8, 0) is None
     monkeypatch.setattr(next_use, "_MOST_PLANNED", 30)
-    assert planned_uses(Planned(40, 8, 0), 8, 0, 0) is None
+    assert planned_uses(Planned(40, 8, 0), 8, 0) is None
+
+
+class Bare:
+    """One that plans, and does not say that its sizes mean what those of headrace mean."""
+
+    sizes = np.ones(40)
+
+    def plan(self, epoch: int) -> SimpleNamespace:
+        return Planned(40, 8, 0).plan(epoch)
+
+
+@pytest.mark.parametrize("plan", [lambda _: None, lambda epoch: [[epoch]], lambda epoch: int(f"epoch {epoch}")])
+def test_a_plan_that_cannot_be_used_is_left_alone(plan: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    sampler = Planned(40, 8, 0)
+    monkeypatch.setattr(sampler, "plan", plan)
+    uses = planned_uses(sampler, 8, 0)
+    assert uses is not None
+    assert not uses.prepare(0)
+
+
+def test_the_plans_of_later_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    sampler, asked = Planned(40, 8, 0), list[int]()
+    plan = sampler.plan
+    monkeypatch.setattr(sampler, "plan", lambda epoch: (asked.append(epoch), plan(epoch))[1])
+    uses = planned_uses(sampler, 8, 0)
+    assert uses is not None
+    for epoch, expected in ((0, [4, 3, 2, 1, 0]), (1, [5]), (1, []), (4, [8, 7, 6]), (3, [3])):
+        asked.clear()
+        assert uses.prepare(epoch)
+        uses.of(epoch, 0, [1, 2])
+        assert asked == expected

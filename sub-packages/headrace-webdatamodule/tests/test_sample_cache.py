@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
 from shard_server import COUNT, QUICK, Site, served, served_own, served_shared, until, write, written_once
@@ -646,6 +648,59 @@ def test_workers_keep_by_the_next_use_as_well(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     shares = shares_fetched(site, tmp_path / "cache", room_for(site, 0.6), 6, workers=2)
     assert min(shares[2:]) < 1
+
+
+class PlannedBatches:
+    """A batch sampler of another package, which plans its epochs."""
+
+    fingerprint, num_replicas, rank = "planned", 4, 1
+
+    def __init__(self, n: int) -> None:
+        self.sizes, self.epoch, self.reading = np.ones(n), 0, False
+
+    def plan(self, epoch: int) -> SimpleNamespace:
+        assert not self.reading, "other epochs are planned before the batches of one are read"
+        n = len(self.sizes)
+        return SimpleNamespace(indices=np.random.default_rng(epoch).permutation(n), offsets=np.arange(0, n + 1, 4))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        own = self.plan(self.epoch).indices.reshape(-1, 4)[1::4].tolist()
+        self.reading = True
+        yield from own
+        self.reading = False
+
+    def __len__(self) -> int:
+        return len(self.sizes) // 16
+
+
+@pytest.mark.usefixtures("small_writes")
+def test_batches_that_are_planned_elsewhere_have_next_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(next_use, "_LEAST", 2)
+    count = 16 * 50
+    write_tars([(f"s{i:05d}", {"bin": b"%d " % i * 16}) for i in range(count)], tmp_path / "site", n_shards=4)
+    index_shards(tmp_path / "site")
+    near = IndexedShards(tmp_path / "site")
+    total = int(near.sizes("bin").sum()) + 8 * count
+    limit = sum(path.stat().st_size for path in (tmp_path / "site").glob("*.hrs")) + 8 * (count + 1) + total // 5
+    cached = {}
+    for local in ("", "1"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        with served(tmp_path / "site") as site:
+            far = IndexedShards(remote(site, tmp_path / f"cache{local}", cache_bytes=limit))
+            made = ResumableLoader(far, PlannedBatches(count), collate_fn=whole, check_ranks=False)
+            for epoch in range(6):
+                made.set_epoch(epoch)
+                for batch in made:
+                    assert batch == near.__getitems__(made.indices)
+            report = made.report().remote
+            made.close()
+        assert report is not None
+        cached[local] = report.cached / report.used
+    assert cached["1"] > 1.5 * cached[""] > 0
 
 
 @pytest.mark.usefixtures("small_writes")

@@ -52,8 +52,9 @@ def test_a_node_is_told_when_it_needs_a_sample_next(
                 later.update(dict.fromkeys(samples_of(batch), (epoch, step / len(batches))))
     for sampler in ranks:
         sampler.set_epoch(0)
-    uses = planned_uses(ranks[0], NODES * LOCAL, node * LOCAL, 0)
+    uses = planned_uses(ranks[0], NODES * LOCAL, node * LOCAL)
     assert uses is not None
+    assert uses.prepare(0)
     told = right = wanted = 0
     for step, batch in enumerate(ranks[0]):
         found = uses.of(0, step, samples_of(batch)).windows
@@ -78,13 +79,16 @@ def test_asking_for_next_uses_changes_no_batch(strategy: str, monkeypatch: pytes
         return of_rank(0, {"sampler": mixture, "strategy": strategy, "cost": cost})
 
     asked, other = of_mixture(), of_mixture()
+    uses = planned_uses(asked, 8, 0)
+    assert uses is not None
     for epoch in range(3):
         for sampler in (asked, other):
             sampler.set_epoch(epoch)
-        uses = planned_uses(asked, 8, 0, epoch)
-        assert uses is not None
-        assert list(asked) == list(other)
-        assert asked.state_dict() == other.state_dict()
+        assert uses.prepare(epoch)
+        for step, (batch, expected) in enumerate(zip(asked, other, strict=True)):
+            assert batch == expected
+            uses.of(epoch, step, samples_of(batch))
+            assert asked.state_dict() == other.state_dict()
 
 
 def test_an_order_that_is_known_for_one_epoch_alone_has_no_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +100,9 @@ def test_an_order_that_is_known_for_one_epoch_alone_has_no_next_use(monkeypatch:
         return of_rank(0, {"sampler": order, "strategy": "sequential"})
 
     asked, other = of_random(), of_random()
-    assert planned_uses(asked, 8, 0, 0) is None
+    uses = planned_uses(asked, 8, 0)
+    assert uses is not None
+    assert not uses.prepare(0)
     assert list(asked) == list(other)
 
 
@@ -107,4 +113,4 @@ def test_blocks_have_no_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda shard: LENGTHS[100 * shard : 100 * shard + 100], 400, lengths=[100] * 12, block=400,
         num_replicas=8, rank=0,
     )  # fmt: skip
-    assert planned_uses(blocks, 8, 0, 0) is None
+    assert planned_uses(blocks, 8, 0) is None

@@ -41,7 +41,7 @@ from headrace.webdatamodule.loading.iteration import (
     position_of,
     requested,
 )
-from headrace.webdatamodule.loading.next_use import NextUses, planned_uses
+from headrace.webdatamodule.loading.next_use import NextUses, PlanUses, planned_uses
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks
@@ -186,7 +186,7 @@ class ResumableLoader(EpochLoader):
         self._batch_dataset = BatchDataset(dataset, collate_fn, on_error, seed_per)
         self._stats = DeliveryStats(name, dataset, sizes)
         self._reader = BatchReader(self._batch_dataset, self._loading)
-        self._planned_uses: tuple[tuple[Any, ...], NextUses | None] = (), None  # for which batches, and what was made
+        self._planned_uses: tuple[tuple[Any, ...], PlanUses | None] = (), None  # for which batches, and what was made
         self._progress = Progress()
         self._resumed_at: tuple[int, int] | None = None  # epoch and steps
         self.indices: Sequence[int] = ()
@@ -777,8 +777,9 @@ class ResumableLoader(EpochLoader):
             return own
         found = getattr(batches, "fingerprint", None), iteration.ranks, len(getattr(batches, "excluded_indices", ()))
         if self._planned_uses[0] != found:
-            self._planned_uses = found, planned_uses(batches, *iteration.ranks, iteration.epoch)
-        return self._planned_uses[1]
+            self._planned_uses = found, planned_uses(batches, *iteration.ranks)
+        uses = self._planned_uses[1]
+        return uses if uses is not None and uses.prepare(iteration.epoch) else None
 
     def _keys(self, epoch: int, rank: int) -> Keys:
         """The keys of the random numbers of an epoch."""

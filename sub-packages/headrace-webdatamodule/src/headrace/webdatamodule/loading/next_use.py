@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.loading.foreign_batch_sampler import counts_sizes, sizes_of
+from headrace.webdatamodule.loading.foreign_batch_sampler import sizes_of
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.shards.reading.local_shards import Upcoming
 
@@ -92,8 +92,7 @@ Uses = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # samples, ascending
 class PlanUses:
     """When the ranks of a node need samples next, in epochs that a batch sampler plans: batch s * W + r is of rank r.
 
-    The plans of the next epochs are made when they are first asked for, and a node's part of each is kept. Where the
-    last batches are distributed in another way, a use is foreseen too early or too late, and costs bytes only.
+    Where the last batches are distributed in another way, a use is foreseen too early or too late, and costs bytes only.
 
     Args:
         plan: Returns the plan of an epoch: `indices`, and the `offsets` of its batches in them.
@@ -107,32 +106,37 @@ class PlanUses:
         self._steps: dict[int, int] = {}  # of each epoch
         self._uses: dict[int, Uses] = {}
 
+    def prepare(self, epoch: int) -> bool:
+        """Plan the next epochs and this one, before its batches are read; return whether they can be planned."""
+        self._uses = {number: uses for number, uses in self._uses.items() if number >= epoch}
+        try:
+            for number in range(epoch + self._horizon, epoch - 1, -1):
+                if number not in self._uses:
+                    self._add(number)
+        except (AttributeError, TypeError, ValueError):  # another kind of plan, or one of the present epoch alone
+            return False
+        return True
+
     def of(self, epoch: int, step: int, indices: Sequence[int]) -> Upcoming:
-        """See `NextUses`."""
-        windows: dict[int, int] = {}
+        """See `NextUses`; of an epoch that is prepared."""
+        numbers, windows = np.asarray(indices, np.int64), dict[int, int]()
         for later in range(epoch + self._horizon, epoch, -1):
-            samples, first = self._uses_of(later)
-            numbers = np.asarray(indices, np.int64)
-            places = np.minimum(np.searchsorted(samples, numbers), max(0, len(samples) - 1))
+            samples, first = self._uses[later]
+            places = np.searchsorted(samples, numbers)
+            places[places == len(samples)] = 0
             found = samples[places] == numbers if len(samples) else np.zeros(len(numbers), bool)
             windows.update(zip(numbers[found].tolist(), first[places[found]].tolist(), strict=True))
-        self._uses_of(epoch)  # whose number of steps makes the windows
-        for passed in [one for one in self._uses if one < epoch]:
-            del self._uses[passed]
-        width = self._width(epoch)
         now = int(self._window(epoch, np.array([step]))[0])
-        return Upcoming(now - width + 1, windows)  # a cache keeps the one before the present one
+        return Upcoming(now - self._width(epoch) + 1, windows)  # a cache keeps the window before the present one
 
-    def _uses_of(self, epoch: int) -> Uses:
-        if epoch not in self._uses:
-            plan = self._plan(epoch)
-            counts = np.diff(np.asarray(plan.offsets))
-            step, rank = np.divmod(np.repeat(np.arange(len(counts)), counts), self._world)
-            own = (rank >= self._ranks.start) & (rank < self._ranks.stop)
-            samples, first = np.unique(np.asarray(plan.indices, np.int64)[own], return_index=True)
-            self._steps[epoch] = -(-len(counts) // self._world)
-            self._uses[epoch] = samples, self._window(epoch, step[own][first])
-        return self._uses[epoch]
+    def _add(self, epoch: int) -> None:
+        plan = self._plan(epoch)
+        counts = np.diff(np.asarray(plan.offsets))
+        step, rank = np.divmod(np.repeat(np.arange(len(counts)), counts), self._world)
+        own = (rank >= self._ranks.start) & (rank < self._ranks.stop)
+        samples, first = np.unique(np.asarray(plan.indices, np.int64)[own], return_index=True)
+        self._steps[epoch] = -(-len(counts) // self._world)
+        self._uses[epoch] = samples, self._window(epoch, step[own][first])
 
     def _window(self, epoch: int, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Windows of the same scale in all epochs, though these have different numbers of steps."""
@@ -145,19 +149,14 @@ class PlanUses:
         return min(_WINDOWS, 1 << max(0, enough - 1).bit_length())
 
 
-def planned_uses(batch_sampler: Any, world: int, rank: int, epoch: int) -> PlanUses | None:
+def planned_uses(batch_sampler: Any, world: int, rank: int) -> PlanUses | None:
     """The next uses by a batch sampler of another package, if it plans epochs; else None, and for a single node."""
-    ranks, plan = ranks_of_node(world, rank), getattr(batch_sampler, "plan", None)
-    if ranks is None or len(ranks) == world or not callable(plan) or not counts_sizes(batch_sampler):
+    ranks, plan, sizes = ranks_of_node(world, rank), getattr(batch_sampler, "plan", None), sizes_of(batch_sampler)
+    if ranks is None or len(ranks) == world or not callable(plan):
         return None
-    try:
-        if len(sizes_of(batch_sampler)) > _MOST_PLANNED:
-            return None
-        made = PlanUses(plan, world, ranks)
-        made.of(epoch, 0, ())
-    except (AttributeError, TypeError, ValueError):  # another kind of plan, or one of the present epoch alone
+    if not isinstance(sizes, np.ndarray) or len(sizes) > _MOST_PLANNED:
         return None
-    return made
+    return PlanUses(plan, world, ranks)
 
 
 def ranks_of_node(world: int, rank: int) -> range | None:
