@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.planning import known_sizes, plan_cache
 from headrace.size_aware_batching.planning.random import random_words
 
+NOBODY = 65534  # a user without any rights of root
 WAYS: list[dict[str, Any]] = [
     {},
     {"strategy": "packed"},
@@ -305,17 +307,31 @@ def test_what_cannot_be_written_is_a_warning(tmp_path: Path, kind: str) -> None:
         assert batches(sizes, place) == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_may_only_be_read_is_used_where_it_has_the_plan(tmp_path: Path) -> None:
-    sizes = sizes_of(400)
-    expected = batches(sizes, tmp_path / "plans")
-    (tmp_path / "plans").chmod(0o500)
+@pytest.fixture
+def plain_place() -> Iterator[Path]:
+    """A directory of a user who is not root, as whom the test runs: root may write everywhere."""
+    place = Path(tempfile.mkdtemp())
+    user = NOBODY if os.geteuid() == 0 else os.geteuid()
+    os.chown(place, user, -1)
+    before = os.geteuid()
+    os.seteuid(user)
     try:
-        assert batches(sizes, tmp_path / "plans") == expected
-        with pytest.warns(UserWarning, match="must be a directory that can be written to"):
-            batches(sizes[::-1], tmp_path / "plans")
+        yield place
     finally:
-        (tmp_path / "plans").chmod(0o700)
+        os.seteuid(before)
+        shutil.rmtree(place)
+
+
+def test_a_directory_that_may_only_be_read_is_used_where_it_has_the_plan(plain_place: Path) -> None:
+    sizes, plans = sizes_of(400), plain_place / "plans"
+    expected = batches(sizes, plans)
+    plans.chmod(0o500)
+    try:
+        assert batches(sizes, plans) == expected
+        with pytest.warns(UserWarning, match="must be a directory that can be written to"):
+            batches(sizes[::-1], plans)
+    finally:
+        plans.chmod(0o700)
 
 
 def test_a_full_disk_is_a_warning_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
