@@ -137,7 +137,7 @@ def test_a_guard_refuses_another_number_of_batches_than_a_step_has() -> None:
     lengths = np.random.default_rng(0).integers(5, 60, 400)
     tokens: dict[str, Any] = {"strategy": "bucketed", "cost": "padded", "tokens_per_step": 2000}
     uneven = DistributedSizeAwareBatchSampler(lengths, 600, **tokens)
-    cure = r"a constant tokens_per_step, accumulate=\d and tail='drop', or use num_train_epochs=1"
+    cure = r"a constant tokens_per_step, accumulate=\d and tail='drop', which .*, or use num_train_epochs=1"
     with pytest.raises(ValueError, match=f"got 33 in the first and 34 in epoch 1.*Give the sampler {cure}"):
         begin(uneven, uneven.accumulate)
     begin(DistributedSizeAwareBatchSampler(lengths, 600, **tokens, accumulate=uneven.accumulate, tail="drop"), 5)

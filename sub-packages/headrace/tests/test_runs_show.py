@@ -155,6 +155,21 @@ def test_other_data_are_refused_and_grown_data_are_not(tmp_path: Path, command: 
     assert command.document(path, "--step", 5, "--data", place)["samples"] == rows
 
 
+def test_data_without_a_step_are_compared_with_those_of_the_run(tmp_path: Path, command: Command) -> None:
+    place, other = shards(tmp_path, ("train",))[0], shards(tmp_path, ("other",))[0]
+    loader = ResumableLoader(IndexedShards(place), equal_batches(), collate_fn=list)
+    next(iter(loader))
+    path = saved(tmp_path / "x.pt", loader=loader)
+    assert f"data: {N} samples, which begin with those of the run" in command("show", path, "--data", place)
+    assert command.error == ""
+    assert command.document(path, "--data", place)["data"] == {"n": N, "identified": True}
+    command("show", path, "--data", other, code=2)
+    assert "error: --data are not the data of the run" in command.error
+    alone = saved(tmp_path / "alone.pt", batches=loader.batch_sampler)
+    assert f"data: {N} samples\n" in command("show", alone, "--data", other)
+    assert "warning: the state of a sampler does not identify the data" in command.error
+
+
 @pytest.mark.parametrize("pattern", [False, True])
 def test_the_tars_of_one_source_may_lie_in_several_folders(tmp_path: Path, command: Command, pattern: bool) -> None:
     days = shards(tmp_path, ("day1", "day2"))

@@ -1,5 +1,7 @@
 """Hugging Face Trainer: `torchrun --nproc-per-node=2 hf_trainer.py`."""
 
+import gc
+
 import torch.distributed as dist
 from task import CHECKPOINTS, EPOCHS, EVERY, WORKERS, Model, Texts, collate, latest
 from torch.utils.data import DataLoader
@@ -16,4 +18,7 @@ trainer.get_train_dataloader = lambda: DataLoader(data, batch_sampler=batches, c
 trainer.train(resume_from_checkpoint=latest())
 model.report()
 if dist.is_initialized():
+    trainer.accelerator.free_memory()
+    del trainer, model
+    gc.collect()
     dist.destroy_process_group()

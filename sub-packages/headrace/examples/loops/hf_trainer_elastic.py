@@ -1,5 +1,7 @@
 """Hugging Face Trainer, resumed on any number of processes: `torchrun --nproc-per-node=2 hf_trainer_elastic.py`."""
 
+import gc
+
 import torch.distributed as dist
 from task import CHECKPOINTS, EPOCHS, EVERY, WORKERS, Model, Texts, collate, latest
 from transformers import Trainer, TrainingArguments
@@ -18,4 +20,7 @@ trainer.get_train_dataloader = lambda: loader
 trainer.train(resume_from_checkpoint=path)
 model.report()
 if dist.is_initialized():
+    trainer.accelerator.free_memory()
+    del trainer, model
+    gc.collect()
     dist.destroy_process_group()

@@ -96,7 +96,7 @@ def _show(options: argparse.Namespace) -> Iterable[str]:
     for name, needs in (("export", "data"), ("column", "sizes")):
         if getattr(options, name) is not None and getattr(options, needs) is None:
             raise ValueError(f"--{name} goes with --{needs}: give both")
-    for name in ("rank", "data", "sizes", "num_replicas", "export"):
+    for name in ("rank", "sizes", "num_replicas", "export"):
         if options.step is None and getattr(options, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} goes with --step: give both")
     checkpoint = read_checkpoint(options.checkpoint)
@@ -104,10 +104,16 @@ def _show(options: argparse.Namespace) -> Iterable[str]:
         _say("warning", f"passed over: {reason}")
     run = Run(chosen(checkpoint, options.state, str(options.checkpoint)))
     head = {"checkpoint": str(options.checkpoint), "state": run.found.path}
+    data = None if options.data is None else open_data(options.data)
+    identified = data is not None and check_data(data, run.n_samples, run.found.loader)
+    if data is not None and not identified:
+        _say("warning", "the state of a sampler does not identify the data: only the number of samples was compared")
     if options.step is None:
         document = head | _summary(run)
+        if data is not None:
+            document["data"] = {"n": len(data), "identified": identified}
         return [_json(document)] if options.json else _summary_lines(document)
-    document = head | _step(run, options)
+    document = head | _step(run, options, data)
     return [_json(document)] if options.json else _step_lines(document, options.data is not None)
 
 
@@ -133,6 +139,9 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"{_escaped(document['checkpoint'])}, state {_escaped(document['state'])}: {document['batch_sampler']}"
     ranks = "no step yet" if world is None else _counted(world, "rank")
     yield f"{document['n']:,} samples, seed {document['seed']}, {ranks}"
+    if "data" in document:
+        rest = ", which begin with those of the run" if document["data"]["identified"] else ""
+        yield f"data: {document['data']['n']:,} samples{rest}"
     yield f"epoch {document['epoch']}, position {document['position']:,} samples, next step {document['step']:,}"
     if starts:
         first = max(0, len(starts) - 5)
@@ -161,16 +170,10 @@ def _change_lines(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"step {change['step']:,}, {place}: {', '.join(what)}"
 
 
-def _step(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+def _step(run: Run, options: argparse.Namespace, data: Any) -> dict[str, Any]:
     step, past = options.step, options.step < run.record.step
     if not past and run.world is None and options.num_replicas is None:
         raise ValueError("the run had no step when the state was saved: give --num-replicas, the number of its ranks")
-    data = None if options.data is None else open_data(options.data)
-    if data is not None and not check_data(data, run.n_samples, run.found.loader):
-        _say(
-            "warning",
-            "a sampler's state by itself does not say which data it is of: only their number was compared",
-        )
     sizes = None
     if run.kind == BY_SIZE and options.sizes is not None:
         parts = [] if data is None else parts_of(data, options.data)

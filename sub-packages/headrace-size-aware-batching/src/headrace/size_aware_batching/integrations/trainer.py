@@ -27,8 +27,8 @@ class TrainerGuard:
     number of batches is not ``gradient_accumulation_steps``. It reads no data.
 
     The checkpoints also hold the sampler's state with its record of the run, so ``headrace-runs show checkpoint-500
-    --step 1234`` lists the samples of any step. In this state the sampler is ahead of training by the prefetched
-    batches; the Trainer resumes by its own count.
+    --step 1234`` lists the samples of any step, except with ``tokens_per_step``. In this state the sampler is ahead of
+    training by the prefetched batches; the Trainer resumes by its own count.
 
     Override ``get_train_dataloader``. Return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or, if the
     sampler has ``rank="all"``, ``self.accelerator.prepare(...)`` of it.
@@ -117,7 +117,8 @@ class TrainerGuard:
         if length != (self._length or length):
             cure = "Use another strategy than 'sequential' and no sampler"
             if getattr(self._sampler, "tokens_per_step", None) is not None:
-                cure = f"Give the sampler a constant tokens_per_step, accumulate={self._accumulated} and tail='drop'"
+                cure = f"Give the sampler a constant tokens_per_step, accumulate={self._accumulated} and tail='drop', "
+                cure += "which leaves out less than a step of each epoch"
             raise ValueError(
                 f"all epochs must have the same number of batches, got {self._length} in the first and {length} in "
                 f"epoch {epoch}: a Trainer counts once and would drop the rest. {cure}, or use num_train_epochs=1"

@@ -92,7 +92,7 @@ Uses = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # samples, ascending
 class PlanUses:
     """When the ranks of a node need samples next, in epochs that a batch sampler plans: batch s * W + r is of rank r.
 
-    Where the last batches are distributed in another way, a use is foreseen too early or too late, and costs bytes only.
+    Where the last batches are distributed in another way, a use is foreseen too early or too late. That costs bytes.
 
     Args:
         plan: Returns the plan of an epoch: `indices`, and the `offsets` of its batches in them.
