@@ -292,12 +292,12 @@ def write_llms(app: Sphinx, exception: Exception | None) -> None:
     if exception is not None or app.builder.name != "html":
         return
     lines, texts = [], []
-    printer = TextBuilder(app, app.env)  # of the pages that Sphinx makes from docstrings, there is no Markdown to give
+    printer = TextBuilder(app, app.env)  # of pages made from docstrings or scripts, there is no Markdown to give
     printer.init()
     for docname in in_order(app.env, "index"):
         tree = app.env.get_doctree(docname)
         title, first = app.env.titles[docname].astext(), first_sentence(tree)
-        made = docname.startswith("reference/")
+        made = docname.startswith("reference/") or docname == "how-to/scripts"
         page = f"{docname}.html" if made else f"_sources/{docname}.md"
         if made:
             writer = TextWriter(printer)

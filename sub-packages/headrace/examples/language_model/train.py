@@ -1,0 +1,135 @@
+"""A causal language model in Hugging Face's Trainer: tokens per step, evaluation by tokens, and a resume.
+
+`torchrun --nproc-per-node=2 train.py`, killed at any time and started again on one process or two, takes the same
+optimizer steps. Each has the same number of tokens, in batches that are padded to their longest text and never exceed
+the budget. The loss and the figures of the evaluation are means over tokens. Put your data in place of `made_up`, and
+your model in place of the small Llama.
+"""
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, PaddedCollate
+from headrace.size_aware_batching.integrations import TrainerGuard
+
+CHECKPOINTS = os.environ.get("CHECKPOINTS", "checkpoints")
+PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it
+BUDGET = 1024  # most tokens in a batch on one process, with padding: what its memory allows
+TOKENS = 6000  # of an optimizer step, on all processes together, without padding
+BATCHES = 8  # of an optimizer step, on all processes together
+VOCABULARY = 97
+
+
+class Texts(Dataset[dict[str, torch.Tensor]]):
+    """Tokenized texts; `lengths` are their numbers of tokens."""
+
+    def __init__(self, texts: list[torch.Tensor]) -> None:
+        self.texts = texts
+        self.lengths = np.array([len(text) for text in texts])
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Return what the model takes; it shifts the labels itself."""
+        return {"input_ids": self.texts[index], "labels": self.texts[index]}
+
+
+class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers has no types here
+    """Reads batches by size, and evaluates by tokens."""
+
+    def __init__(self, *arguments: Any, batches: DistributedSizeAwareBatchSampler, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.batches = batches
+
+    def get_train_dataloader(self) -> Any:
+        """Return the batches of this process."""
+        return DataLoader(self.train_dataset, batch_sampler=self.batches, collate_fn=COLLATE, num_workers=2)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the batches of this process, in the order of the data."""
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        batches = DistributedSizeAwareBatchSampler(
+            data.lengths, BUDGET, strategy="bucketed", cost="padded", shuffle=False
+        )
+        return DataLoader(data, batch_sampler=batches, collate_fn=COLLATE)
+
+    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+        """Return the sums of a batch, which `means` adds up over batches and processes."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            output = model(**inputs)
+        targets, predicted = inputs["labels"][:, 1:], output["logits"][:, :-1].argmax(-1)
+        is_target = targets != -100
+        correct = (predicted == targets)[is_target].sum()
+        sums = torch.stack([output["loss"] * is_target.sum(), correct, is_target.sum()])
+        return None, sums[None], torch.zeros(1, device=sums.device)  # a Trainer wants labels to compute metrics
+
+
+def means(evaluated: Any) -> dict[str, float]:
+    """Return the mean loss and accuracy of the tokens."""
+    loss, correct, targets = evaluated.predictions.sum(axis=0)
+    return {"loss": loss / targets, "accuracy": correct / targets}
+
+
+def made_up(count: int, seed: int) -> Texts:
+    """Return texts of 8 to 400 tokens."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(4, 0.8, count), 8, 400).astype(int)
+    return Texts([(torch.arange(length) * int(rng.integers(1, 9))) % VOCABULARY for length in lengths])
+
+
+def main() -> None:
+    """Train from the latest checkpoint on, if there is one."""
+    train, validation = made_up(800, seed=0), made_up(100, seed=1)
+    batches = DistributedSizeAwareBatchSampler(
+        train.lengths,
+        BUDGET,
+        strategy="bucketed",
+        cost="padded",
+        tokens_per_step=TOKENS,
+        accumulate=BATCHES // PROCESSES,
+        tail="drop",  # a Trainer needs epochs of one length: less than a step of each is left out
+    )
+    arguments = TrainingArguments(
+        CHECKPOINTS,
+        num_train_epochs=3,
+        gradient_accumulation_steps=batches.accumulate,
+        learning_rate=1e-2,
+        eval_strategy="epoch",
+        logging_steps=1,
+        save_steps=5,
+        report_to=[],
+        use_cpu=not torch.cuda.is_available(),
+    )
+    torch.manual_seed(0)  # the same weights on all processes, and in another run
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    trainer = TokenTrainer(
+        LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes)),
+        arguments,
+        batches=batches,
+        train_dataset=train,
+        eval_dataset=validation,
+        compute_metrics=means,
+        callbacks=[TrainerGuard(batches)],
+    )
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(CHECKPOINTS) if Path(CHECKPOINTS).exists() else None)
+    trainer.accelerator.free_memory()
+
+
+COLLATE = PaddedCollate({"labels": -100}, return_mask=True)
+
+if __name__ == "__main__":
+    main()
+    if dist.is_initialized():  # the Trainer leaves the group open, and its threads may abort the process at its exit
+        gc.collect()
+        dist.destroy_process_group()
