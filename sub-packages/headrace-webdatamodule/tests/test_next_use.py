@@ -218,7 +218,12 @@ def test_the_plans_of_later_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     sampler, asked = Planned(40, 8, 0), list[int]()
     plan = sampler.plan
-    monkeypatch.setattr(sampler, "plan", lambda epoch: (asked.append(epoch), plan(epoch))[1])
+
+    def asking(epoch: int) -> SimpleNamespace:
+        asked.append(epoch)
+        return plan(epoch)
+
+    monkeypatch.setattr(sampler, "plan", asking)
     uses = planned_uses(sampler, 8, 0)
     assert uses is not None
     for epoch, expected in ((0, [4, 3, 2, 1, 0]), (1, [5]), (1, []), (4, [8, 7, 6]), (3, [3])):
