@@ -39,7 +39,7 @@ COMMANDS = {
     "headrace-runs": "headrace.runs.cli",
 }
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)")
-_FOUND_BY = re.compile(r"^<!-- found by: (.*?) -->$", re.MULTILINE | re.DOTALL)
+_FOUND_BY = re.compile(r"^<!-- found by: (.*?)\s*-->$", re.MULTILINE | re.DOTALL)
 _HELP = re.compile(r"^```\{command-help\} (.*)\n```$", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ARRAY = re.compile(r"(~?)(?:numpy\.)?ndarray\[tuple\[(?:~?typing\.)?Any, \.\.\.\], (?:~?numpy\.)?dtype\[(.*?)\]\]")
