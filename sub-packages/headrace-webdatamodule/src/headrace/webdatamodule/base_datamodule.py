@@ -97,10 +97,10 @@ class BaseDataModule(lightning.LightningDataModule):
             stage: "fit", "validate", "test" or "predict".
 
         Raises:
-            ValueError: An unknown stage, or a split that it needs is missing; of a stream also an unknown option in
-                kwargs_wds or kwargs_wld, or more ranks than shards without indexes.
-            FileNotFoundError: There are no shards at a split's place.
-            ShardError: There is no index or no manifest, or it is damaged.
+            ValueError: The stage is unknown, or a split that it needs is missing; for a stream also if kwargs_wds or
+                kwargs_wld has an unknown option, or there are more ranks than shards without indexes.
+            FileNotFoundError: A split's location has no shards.
+            ShardError: An index or a manifest is missing or damaged.
         """
         stage = stage_name(stage)
         needed = self._needed_by(stage)
@@ -124,7 +124,7 @@ class BaseDataModule(lightning.LightningDataModule):
                 self._open(split)
 
     def train_dataloader(self) -> Any:
-        """The loader of the train split; it resumes at the position of the checkpoint."""
+        """Return the loader of the train split; it resumes at the position of the checkpoint."""
         loader = self._loader(Split.train)
         if self._fit_loop is not None and self._fit_loop.trainer is not None:
             self._fit_loop.begin()  # before the trainer asks for its length
@@ -132,15 +132,15 @@ class BaseDataModule(lightning.LightningDataModule):
         return loader
 
     def test_dataloader(self) -> Any:
-        """The loader of the test split."""
+        """Return the loader of the test split."""
         return self._loader(Split.test)
 
     def predict_dataloader(self) -> Any:
-        """The loader of the predict split; of the test split if there is none."""
+        """Return the loader of the predict split, or of the test split if there is none."""
         return self._loader(self._needed_by("predict"))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the train loader, and of its trainer; a trainer keeps it in its checkpoints."""
+        """Return the position of the train loader and of its trainer; a trainer saves it in its checkpoints."""
         if (loader := self._loaders.get(Split.train)) is None:
             return self._copied or self._saved or self._left
         trainer = None
@@ -157,8 +157,8 @@ class BaseDataModule(lightning.LightningDataModule):
             state_dict: As `state_dict` returned it.
 
         Raises:
-            TypeError: It is no such state.
-            ValueError: It is of another version; and later, if it is of other data, sizes, options or another seed.
+            TypeError: The state is not one of a data module.
+            ValueError: The state has another version; or later, if data, sizes, options or the seed differ.
         """
         if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
             return
@@ -171,7 +171,7 @@ class BaseDataModule(lightning.LightningDataModule):
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
         """End the workers of a stage.
 
-        The next one begins anew, unless it is given a checkpoint, or is another fit of a trainer that has trained.
+        The next stage starts from the beginning, unless it is given a checkpoint or is another fit of the same trainer.
         """
         self._end()
 

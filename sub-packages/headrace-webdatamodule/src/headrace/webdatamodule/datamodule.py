@@ -80,7 +80,7 @@ class WebDataModule(BaseDataModule):
         kwargs_wld: For each split, options of `webdataset.WebLoader`, such as `num_workers`. As in every DataLoader
             that does not batch, arrays become tensors and tuples lists on the way out of it; a `collate_fn` that
             returns its argument keeps them.
-        invoke_wds: For each split, (method name, kwargs) pairs: called on the WebDataset at last.
+        invoke_wds: For each split, (method name, kwargs) pairs: called on the WebDataset last.
         invoke_wld: The same for the WebLoader, such as `[("with_epoch", {"nbatches": 100})]`.
         allowed_classes: Classes and functions that pickles in the shards may use, beyond tensors, arrays, numbers and
             builtin containers; themselves, or named as "module.Name".
@@ -182,10 +182,10 @@ class WebDataModule(BaseDataModule):
         self._datasets: dict[Split, StreamDataset] = {}
 
     def prepare_data(self) -> None:
-        """Nothing to do: the shards exist. Lightning calls this in one process per node."""
+        """Do nothing: the shards exist. Lightning calls this in one process per node."""
 
     def val_dataloader(self) -> Any:
-        """The loader of the val split; no loader when there is no val split, so that fit runs without one."""
+        """Return the loader of the val split; without a val split none, so that fit runs without it."""
         if Split.val in self._options:
             return self._loader(Split.val)
         return _NoLoaders() if self._in_stage else []
@@ -199,7 +199,7 @@ class WebDataModule(BaseDataModule):
             state_dict: As `state_dict` returned it. `train_dataloader` compares it with the shards and the options.
 
         Raises:
-            TypeError: It is no such state.
+            TypeError: The state is not one of a data module.
         """
         checked: Any = state_dict
         if not isinstance(checked, Mapping) or (checked and "train" not in checked):

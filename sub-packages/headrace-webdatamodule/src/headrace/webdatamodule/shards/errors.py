@@ -1,10 +1,10 @@
-"""What goes wrong with shards, with the place where it went wrong; and the texts of damaged shards."""
+"""Errors of shards, with the place of the fault; and the texts of damaged shards."""
 
 import pickle
 
 
 class ShardError(Exception):
-    """Something is wrong with a shard or with what it holds.
+    """A fault of a shard or of its contents.
 
     Args:
         message: What is wrong and what to do about it.
@@ -44,11 +44,11 @@ class DecodeError(ShardError):
 
 
 class UnsafePickleError(DecodeError, pickle.UnpicklingError):
-    """A pickle asks for something that the restricted unpickler does not allow."""
+    """A pickle needs something that the restricted unpickler does not allow."""
 
 
 class DamagedShardError(ShardError):
-    """A shard is cut or changed, or it is no tar file at all."""
+    """A shard is truncated or changed, or is not a tar file."""
 
 
 class Damage:
@@ -99,7 +99,7 @@ class Damage:
 
 
 class RefusedMemberError(ShardError):
-    """A shard holds a link, a device, a sparse file or the like, which cannot be a part of a sample."""
+    """A shard contains a link, a device, a sparse file or the like, which cannot be part of a sample."""
 
 
 class GroupingError(ShardError):
@@ -107,7 +107,7 @@ class GroupingError(ShardError):
 
 
 class DamagedIndexError(ShardError):
-    """An index is cut or changed, or it is no index at all."""
+    """An index is truncated or changed, or is not an index."""
 
 
 class IndexVersionError(ShardError):
@@ -115,8 +115,8 @@ class IndexVersionError(ShardError):
 
 
 class StaleIndexError(ShardError):
-    """An index belongs to other bytes than the shard's."""
+    """An index does not match the bytes of its shard."""
 
 
 class ManifestError(ShardError):
-    """A directory's manifest is missing or damaged, or says what is impossible."""
+    """A directory's manifest is missing, damaged or contradicts itself."""

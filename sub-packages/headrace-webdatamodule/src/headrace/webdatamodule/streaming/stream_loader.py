@@ -1,4 +1,4 @@
-"""The loader of a stream: epochs of a promised length that resume where they were left, by skipping."""
+"""The loader of a stream: epochs of a promised length, resumed by skipping what was delivered."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class StreamProgress(EpochCursor):
 class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
     """A WebLoader whose epochs have a promised number of batches on every rank, and that can be resumed.
 
-    After an epoch that was delivered to its end the next one follows, unless `set_epoch` chose another. After a
-    `break`, iterating again begins that epoch anew. Validation, test and predict loaders deliver the same order every
-    time, and ignore `set_epoch`. Iterations over one loader are independent; the state is that of the latest, or of the
-    trainer's. `ranks` is asked for the number of data-parallel ranks and this rank when an epoch begins.
+    A completed epoch is followed by the next one, unless `set_epoch` chose another. After a `break`, a new iteration
+    restarts the epoch. Validation, test and predict loaders deliver the same order every time, and ignore `set_epoch`.
+    Iterations over one loader are independent; the state is that of the latest one, or of the trainer's. `ranks`
+    returns the number of data-parallel ranks and this rank when an epoch begins.
     """
 
     def __init__(self, dataset: StreamDataset, ranks: Callable[[], tuple[int, int]], mesh: Mesh | None = None) -> None:
@@ -145,17 +145,17 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digits that stand for the shards, the options and the seed."""
+        """Digest of the shards, the options and the seed, in hexadecimal digits."""
         return blake2b(repr(sorted(self._described.items())).encode(), digest_size=16).hexdigest()
 
     @property
     def epoch(self) -> int:
-        """The present epoch."""
+        """The current epoch."""
         return self._progress.epoch
 
     @property
     def steps(self) -> int:
-        """Batches of the present epoch that were delivered; in a trainer, those that counted."""
+        """Number of delivered batches of the current epoch; in a trainer, of those that counted."""
         steps, run, done = self._progress.position, self._progress.iteration, self._loop.steps_done()
         return steps if run is None or done is None else max(run.start, min(done, steps))
 
@@ -165,13 +165,13 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         return self._progress.resumed
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was delivered; in a trainer, behind the last one that counted.
+        """Return the position after the last delivered batch; in a trainer, after the last one that counted.
 
         A batch whose training step failed comes again, and so do batches whose accumulated gradients have not reached
         the optimizer. Batches that workers have read ahead do not count.
 
         Returns:
-            "version", "seed", "epoch", "position" (batches of the epoch that were delivered on each rank),
+            "version", "seed", "epoch", "position" (delivered batches of the epoch on each rank),
             "num_replicas", "num_workers", "fingerprint" and "options"; the same on all ranks.
         """
         return {
@@ -186,13 +186,13 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where a state was taken: the batches before it are read again and skipped.
+        """Resume where a state was saved: the batches before it are read again and skipped.
 
         Args:
             state: As `state_dict` returned it.
 
         Raises:
-            TypeError: It is no such state.
+            TypeError: The state is not one of a stream.
             ValueError: It is of other shards, options or another seed; or it stands in the middle of an epoch of
                 other stages, or of other numbers of ranks or workers.
         """
