@@ -66,6 +66,7 @@ html_show_sourcelink = False
 html_copy_source = True  # llms.txt names the Markdown of the pages
 html_sourcelink_suffix = ""
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["custom.css"]
 html_theme_options = {
     "source_repository": SOURCE,

@@ -1,9 +1,10 @@
-"""A causal language model in Hugging Face's Trainer: tokens per step, evaluation by tokens, and a resume.
+"""A causal language model in Hugging Face's Trainer, resumed on any number of processes.
 
-`torchrun --nproc-per-node=2 train.py`, killed at any time and started again on one process or two, takes the same
-optimizer steps. Each has the same number of tokens, in batches that are padded to their longest text and never exceed
-the budget. The loss and the figures of the evaluation are means over tokens. Put your data in place of `made_up`, and
-your model in place of the small Llama.
+`torchrun --nproc-per-node=2 train.py`, killed at any time and started again on one process or
+two, takes the same optimizer steps. Each has the same number of tokens, in batches that are
+padded to their longest text and never exceed the budget. The loss and the figures of the
+evaluation are means over tokens. Put your data in place of `made_up`, and your model in place
+of the small Llama.
 """
 
 import gc
