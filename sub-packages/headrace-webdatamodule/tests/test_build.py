@@ -14,6 +14,7 @@ import pytest
 from indexed_sets import UNLIKE, made
 
 from headrace.webdatamodule import (
+    ChangedShardWarning,
     DamagedShardError,
     IndexedShards,
     IndexVersionError,
@@ -174,6 +175,52 @@ def test_skipped_members_are_warned_of(folder: Path) -> None:
         assert [shard.skipped for shard in manifest.shards] == [3, 0, 0, 0]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_data_that_changed_under_an_index_are_warned_of(folder: Path, force: bool) -> None:
+    """A new index takes damaged bytes as right, so this is the last moment to say so."""
+    index_shards(folder)
+    paths = sorted(folder.glob("*.tar"))
+    good = [path.read_bytes() for path in paths]
+
+    def damage(path: Path, *samples: int) -> None:
+        index, data = ShardIndex.open(path), bytearray(path.read_bytes())
+        for sample in samples:
+            data[int(index.offsets[index.span(sample)[0]])] ^= 1
+        path.write_bytes(data)
+
+    damage(paths[1], 4)
+    with pytest.warns(ChangedShardWarning, match=r"wdshards-000001.tar has .* before: member 's014.txt'\. The new"):
+        index_shards(folder, force=force)
+    assert verify_shards(folder) == []
+    damage(paths[1], 3, 5)
+    damage(paths[2], 0)
+    with pytest.warns(ChangedShardWarning, match=r"2 members, the first of them 's013.txt' \(such shards: 2\)"):
+        index_shards(folder, force=force)
+    for path, data in zip(paths, good, strict=True):
+        path.write_bytes(data)
+    with pytest.warns(ChangedShardWarning, match=r"before: 3 members, the first of them 's013.txt'"):
+        index_shards(folder, force=force)
+
+
+def test_a_shard_of_other_members_replaces_another_without_a_warning(folder: Path) -> None:
+    index_shards(folder)
+    for path in folder.glob("*.tar"):
+        path.touch()
+    index_shards(folder, force=True)
+    for samples in (
+        [(f"s{n:03d}", {"txt": b"y" * (n + 1), "cls": b"1"}) for n in range(30)],  # other sizes
+        [(f"t{n:03d}", {"txt": b"y" * (n + 1), "cls": b"2"}) for n in range(30)],  # other keys
+        [(f"t{n:03d}", {"txt": b"y" * (n + 1), "cl": b"3"}) for n in range(30)],  # other members
+    ):
+        for path in folder.glob("*.tar"):
+            path.unlink()
+        write_tars(samples, folder, n_shards=3)
+        index_shards(folder)
+    for path in folder.glob("*.hri"):
+        path.write_bytes(path.read_bytes()[:-1])
+    index_shards(folder)
+
+
 def test_columns_are_kept_while_the_shards_are_the_same(folder: Path) -> None:
     index_shards(folder)
     manifest = add_column(folder, "n", np.arange(30))
@@ -227,7 +274,8 @@ def test_force_indexes_all_shards_anew(folder: Path) -> None:
         path.write_bytes(data)
         os.utime(path, ns=(when, when))
     assert index_shards(folder) == first
-    assert index_shards(folder, force=True) != first
+    with pytest.warns(ChangedShardWarning, match=r"\(such shards: 3\)"):
+        assert index_shards(folder, force=True) != first
 
 
 @pytest.mark.parametrize("copied", [False, True])

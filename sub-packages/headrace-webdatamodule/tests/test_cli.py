@@ -180,6 +180,17 @@ def test_index_names_members_that_are_skipped(tmp_path: Path) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
+def test_index_warns_of_data_that_changed(folder: Path) -> None:
+    path = sorted(folder.glob("*.tar"))[0]
+    data = bytearray(path.read_bytes())
+    data[512] ^= 1
+    path.write_bytes(data)
+    done = shards("index", folder)
+    assert done.returncode == 0
+    assert done.stderr.startswith(b"headrace-shards: warning: ")
+    assert b"has other data than when it was indexed before: member 's000.json'" in done.stderr
+
+
 def test_index_refuses_columns_of_other_shards_until_told(tmp_path: Path) -> None:
     write_tars(corpus(), tmp_path, n_shards=2)
     index_shards(tmp_path)

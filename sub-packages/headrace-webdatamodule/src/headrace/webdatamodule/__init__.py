@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.webdatamodule.shards import (
+    ChangedShardWarning,
     DamagedIndexError,
     DamagedShardError,
     DecodeError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchSamplerFactory",
+    "ChangedShardWarning",
     "DamagedIndexError",
     "DamagedSampleWarning",
     "DamagedShardError",

@@ -47,6 +47,7 @@ from headrace.webdatamodule.shards.errors import (
 )
 from headrace.webdatamodule.shards.globbing import find_shards
 from headrace.webdatamodule.shards.index.build import (
+    ChangedShardWarning,
     SkippedMembersWarning,
     build_index,
     fitting_index,
@@ -312,7 +313,8 @@ def _pack(options: argparse.Namespace) -> Outcome:
 )
 def _index(options: argparse.Namespace) -> Outcome:
     with warnings.catch_warnings(record=True) as caught, _executor(options.workers) as executor:
-        warnings.simplefilter("always", SkippedMembersWarning)
+        for kind in (ChangedShardWarning, SkippedMembersWarning):
+            warnings.simplefilter("always", kind)
         try:
             manifest = index_shards(options.directory, executor=executor, drop_columns=options.drop_columns)
         except ManifestError as error:  # nothing is damaged: columns of earlier shards, or a write that was stopped

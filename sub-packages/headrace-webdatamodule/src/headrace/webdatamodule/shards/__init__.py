@@ -17,7 +17,7 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
     UnsafePickleError,
 )
-from headrace.webdatamodule.shards.index.build import SkippedMembersWarning, index_shards
+from headrace.webdatamodule.shards.index.build import ChangedShardWarning, SkippedMembersWarning, index_shards
 from headrace.webdatamodule.shards.index.manifest import Manifest, add_column, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.shards.writing.write import write_shards
 
 __all__ = [
+    "ChangedShardWarning",
     "DamagedIndexError",
     "DamagedShardError",
     "DecodeError",

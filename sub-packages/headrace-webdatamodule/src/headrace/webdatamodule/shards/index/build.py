@@ -59,12 +59,17 @@ class SkippedMembersWarning(UserWarning):
     """Some members of the shards belong to no sample."""
 
 
+class ChangedShardWarning(UserWarning):
+    """The data of members differ from those that an earlier index of the shard describes."""
+
+
 class Indexed(NamedTuple):
     """What came of indexing one shard."""
 
     entry: ShardEntry
     members: tuple[str, ...]
     skipped: tuple[str, ...]
+    changed: str = ""  # what differs from the earlier index, in words
 
 
 def index_shards(
@@ -98,6 +103,8 @@ def index_shards(
 
     Warns:
         SkippedMembersWarning: Some members belong to no sample.
+        ChangedShardWarning: A shard has the members of its earlier index, but other data in some of them. That may be
+            damage: the new index describes the data as they are, so that no later check finds it.
     """
     folder = expanded(directory)
     unfinished = unfinished_write(folder)
@@ -159,14 +166,33 @@ def _explaining_read_only(folder: Path) -> Iterator[None]:
 
 def index_shard(path: Path, *, force: bool = False) -> Indexed:
     """Write the index of one shard, unless there is one that fits."""
-    index = None if force else fitting_index(path)
+    index, changed = None if force else fitting_index(path), ""
     if index is None:
         data = build_index(open_shard_bytes(path), shard=str(path))
+        changed = _changed(path, ShardIndex(data, shard=str(path)))
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
             with _explaining_read_only(path.parent):
                 atomic_write(index_path(path), data, name_later=True)  # with all others, before the manifest is written
         index = ShardIndex(data, shard=str(path))
-    return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names)
+    return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names, changed)
+
+
+def _changed(path: Path, new: ShardIndex) -> str:
+    """Which members of a shard have other data than in its earlier index, if that has the same members."""
+    try:
+        old = ShardIndex.open(path, mapped=False)
+        old.check_self()
+    except (FileNotFoundError, ShardError):
+        return ""
+    same = old.layouts == new.layouts and np.array_equal(old.layout_numbers, new.layout_numbers)
+    same = same and np.array_equal(old.offsets, new.offsets) and np.array_equal(old.sizes, new.sizes)
+    if not same or list(old.keys) != list(new.keys):
+        return ""
+    others = np.flatnonzero(old.checksums != new.checksums)
+    if not others.size:
+        return ""
+    _, first = new.locate(int(others[0]))
+    return f"member {first!r}" if others.size == 1 else f"{others.size:,} members, the first of them {first!r}"
 
 
 def fitting_index(path: Path) -> ShardIndex | None:
@@ -313,3 +339,13 @@ def _warn(done: Sequence[Indexed]) -> None:
         names = ", ".join(repr(name) for name in first.skipped[:3])
         message = f"{count} members are no part of a sample and will not be read, such as {names} in {first.entry.name}"
         warnings.warn(f"{message}: give them a name with an extension if they are", SkippedMembersWarning, stacklevel=3)
+    changed = [indexed for indexed in done if indexed.changed]
+    if changed:
+        more = f" (such shards: {len(changed):,})" if len(changed) > 1 else ""
+        warnings.warn(
+            f"{changed[0].entry.name} has other data than when it was indexed before: {changed[0].changed}{more}. The "
+            "new index describes the data as they are now. If nobody changed them on purpose, they are damaged: "
+            "restore the shard from a copy, and index it again",
+            ChangedShardWarning,
+            stacklevel=3,
+        )
