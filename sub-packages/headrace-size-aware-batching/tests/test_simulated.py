@@ -1,6 +1,7 @@
 """The simulated memory runs out where a device would, and estimates need no memory at all."""
 
 import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,27 @@ def test_an_estimate_has_the_shape_of_the_real_curve() -> None:
     scaled = estimated.scaled_to(real[[0, 4, 8]])
     assert (np.abs(scaled.allocated / real.allocated - 1) < 0.15).all()
     assert estimated.scaled_to(real[[8]]).allocated[8] == real.allocated[8]
+
+
+@pytest.mark.slow
+def test_reserved_memory_is_scaled_by_a_few_small_batches_too() -> None:
+    """All small batches have the same estimate in whole segments of 2 MiB, which determines no scale."""
+    shapes = [np.full(n, length) for n in (1, 2, 3, 30, 60) for length in (16, 24, 128)]
+    estimated = estimate_peaks(make_step, shapes)
+    few = [0, 1, 3, 4, 6, 7]
+    assert len(set(estimated.reserved[few].tolist())) == 1
+    with SimulatedMemory(limit=2**28) as memory:
+        real = measure_peaks(make_step(), shapes, memory)
+    with pytest.warns(
+        UserWarning, match=r"the largest estimate is \d+ times the largest measured batch: measure larger"
+    ):
+        scaled = estimated.scaled_to(real[few])
+    assert (scaled.reserved > 0.7 * real.reserved).all()
+    assert (scaled.reserved >= scaled.allocated).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaled = estimated.scaled_to(real[[0, 5, 11]])
+    assert (np.abs(scaled.reserved / real.reserved - 1) < 0.35).all(), scaled.reserved / real.reserved
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ Data = TypeVar("Data")
 Feature = TypeVar("Feature")
 SizesOf: TypeAlias = Callable[[Any], Any]  # a batch -> the sizes of its samples, [n] or [n, k]
 
+_FAR = 10  # times the largest measured batch, up to which an estimate is scaled without a warning
+_SPREAD = 2  # of measured batches, from which on they determine an offset, too
 _NAMED = 10  # items that the closing message names; each has had a warning of its own
 
 
@@ -185,12 +187,19 @@ class Peaks:
     def scaled_to(self, measured: Peaks) -> Peaks:
         """Return estimated peaks, scaled to the level of a few measured peaks.
 
+        Both measured quantities are scaled from the estimated allocated bytes: estimated reserved bytes are whole
+        segments, of which small batches have equally many. Reserved bytes are at least the allocated ones.
+
         Args:
-            measured: Peaks of some of these batches, matched by count, largest sizes and sums. One batch determines a
-                factor, two or more a factor and an offset, by relative least squares.
+            measured: Peaks of some of these batches, matched by count, largest sizes and sums. They determine
+                a factor, and an offset if the largest takes at least twice as much as the smallest, by relative least
+                squares. Measure batches of different sizes, the largest ones that fit among them.
 
         Raises:
             ValueError: If none of the measured batches that fit is among these.
+
+        Warns:
+            UserWarning: If the largest estimate is more than ten times the largest measured batch.
         """
         places = {self._key(row): row for row in range(len(self))}
         pairs = [
@@ -199,13 +208,18 @@ class Peaks:
         if not pairs:
             raise ValueError("measured must share batches with the estimate, got none: measure some of the same")
         own_rows, measured_rows = (np.array(rows) for rows in zip(*pairs, strict=True))
+        x = self.allocated[own_rows] / 1.0
+        if (times := float(self.allocated.max() / x.max())) > _FAR:
+            message = f"the largest estimate is {times:.0f} times the largest measured batch: measure larger batches"
+            warn(f"{message}, because a small error there is a large one here")
         scaled = {}
         for name in ("allocated", "reserved"):
-            x, y = getattr(self, name)[own_rows] / 1.0, getattr(measured, name)[measured_rows] / 1.0
+            y = getattr(measured, name)[measured_rows] / 1.0
             factor, offset = float((x / y).sum() / ((x / y) ** 2).sum()), 0.0
-            if len(np.unique(x)) > 1:
+            if x.max() >= _SPREAD * x.min():
                 factor, offset = np.linalg.lstsq(np.stack([x / y, 1 / y], axis=1), np.ones(len(x)), rcond=None)[0]
-            scaled[name] = np.rint(factor * getattr(self, name) + offset).astype(np.int64)
+            scaled[name] = np.rint(factor * self.allocated + offset).astype(np.int64)
+        scaled["reserved"] = np.maximum(scaled["reserved"], scaled["allocated"])
         return replace(self, **scaled)
 
     def _key(self, row: int) -> tuple[float, ...]:
