@@ -53,6 +53,23 @@ def test_evaluation_that_would_lose_or_repeat_samples_is_refused(tail: Literal["
     assert len(module.val_dataloader()) > 1
 
 
+def test_a_curriculum_is_for_training_only() -> None:
+    lengths = [5 + 37 * n % 90 for n in range(203)]
+    batches = partial(DistributedSizeAwareBatchSampler, max_total_size=1000, strategy="bucketed", cost="padded")
+    data, taught = {"train": range(203), "val": range(203)}, partial(batches, curriculum=10)
+    module = MapDataModule(data, sizes=lengths, batch_sampler=taught, num_replicas=1, rank=0)
+    module.setup("fit")
+    assert len(module.train_dataloader()) > 1
+    with pytest.raises(
+        ValueError, match=r"batch_sampler for 'val' has curriculum=10, which orders training only: give"
+    ):
+        module.val_dataloader()
+    split = {"train": taught, "val": batches}
+    module = MapDataModule(data, sizes=lengths, batch_sampler=split, num_replicas=1, rank=0)
+    module.setup("fit")
+    assert len(module.val_dataloader()) > 1
+
+
 def test_what_is_left_out_as_over_the_budget_is_warned_of_and_reported() -> None:
     lengths = [5 + 37 * n % 90 for n in range(203)]
     lengths[77] = 9000

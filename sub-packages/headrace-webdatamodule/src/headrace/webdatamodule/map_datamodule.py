@@ -28,6 +28,7 @@ from headrace.webdatamodule.loading.factories import (
     check_factories,
     keywords_of,
     make_batches,
+    refuse_curriculum,
     refuse_uneven_evaluation,
 )
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, own_fingerprint
@@ -447,6 +448,8 @@ class MapDataModule(BaseDataModule):
         """The batch sampler of a rank."""
         training, factory, sampler = split is Split.train, self._batch_sampler[split], self._sampler[split]
         order: Any = None if training or factory is None else InOrder(range(len(data)))
+        if not training:
+            refuse_curriculum(factory, split)
         if sampler is not None:
             order = call_factory(sampler, data, num_replicas=1, rank=0, seed=self._seed)
         subject: Any = sizes

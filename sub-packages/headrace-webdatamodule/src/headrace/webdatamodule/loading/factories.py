@@ -145,6 +145,15 @@ def make_batches(factory: Any, subject: Any, **options: Any) -> Any:
         raise
 
 
+def refuse_curriculum(factory: Any, split: Split) -> None:
+    """Refuse a curriculum in evaluation, which has the order of the data: the sampler's own error is a riddle."""
+    if (curriculum := keywords_of(factory).get("curriculum")) is not None:
+        raise ValueError(
+            f"batch_sampler for {split.name!r} has curriculum={curriculum!r}, which orders training only: give "
+            "validation, test and predict one without it, as batch_sampler={'train': ..., 'val': ...}"
+        )
+
+
 def refuse_uneven_evaluation(batches: Any) -> None:
     """Refuse a batch sampler that leaves samples out, or gives some twice."""
     for name, values in {"tail": ("drop", "pad"), "drop_last": (True,)}.items():
