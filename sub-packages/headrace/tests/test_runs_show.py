@@ -159,7 +159,11 @@ def test_data_without_a_step_are_compared_with_those_of_the_run(tmp_path: Path, 
     place, other = shards(tmp_path, ("train",))[0], shards(tmp_path, ("other",))[0]
     loader = ResumableLoader(IndexedShards(place), equal_batches(), collate_fn=list)
     next(iter(loader))
+    loader.exclude([3, 50])
     path = saved(tmp_path / "x.pt", loader=loader)
+    assert "left out: 3 (train3) 50 (train50)\n" in command("show", path, "--data", place)
+    assert "left out: 3 50\n" in command("show", path)
+    assert command.document(path, "--data", place)["exclude_keys"] == ["train3", "train50"]
     assert f"data: {N} samples, which begin with those of the run" in command("show", path, "--data", place)
     assert command.error == ""
     assert command.document(path, "--data", place)["data"] == {"n": N, "identified": True}

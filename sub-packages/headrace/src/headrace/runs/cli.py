@@ -112,6 +112,7 @@ def _show(options: argparse.Namespace) -> Iterable[str]:
         document = head | _summary(run)
         if data is not None:
             document["data"] = {"n": len(data), "identified": identified}
+            document["exclude_keys"] = [data.key(index) for index in document["exclude"]]
         return [_json(document)] if options.json else _summary_lines(document)
     document = head | _step(run, options, data)
     return [_json(document)] if options.json else _step_lines(document, options.data is not None)
@@ -149,7 +150,9 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"epochs began: {'..., ' if first else ''}{began}"
     if excluded:
         rest = f" and {len(excluded) - 20} more (--json lists all)" if len(excluded) > 20 else ""
-        yield f"left out: {' '.join(map(str, excluded[:20]))}{rest}"
+        keys = document.get("exclude_keys")
+        named = [f"{index} ({_escaped(keys[place])})" if keys else str(index) for place, index in enumerate(excluded)]
+        yield f"left out: {' '.join(named[:20])}{rest}"
     lines = list(_change_lines(document["run"]))
     # A run begins with its settings, which are no change.
     yield f"start: {lines[0]}" if lines else "start: not yet"
