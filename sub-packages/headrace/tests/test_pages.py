@@ -58,6 +58,31 @@ def test_the_script_trains_on_two_ranks(start: str, tmp_path: Path) -> None:
     assert len(steps) == 1, "both ranks make as many steps"
 
 
+def test_the_mean_of_an_evaluation_is_exact_on_two_ranks(tmp_path: Path) -> None:
+    """A number that is logged with its batch_size is not: Lightning rounds the counts."""
+    text = block("how-to/evaluation.md", "lightning")
+    one = "trainer().validate(model, datamodule=data, verbose=False)\n"
+    logged = 'self.log("val", self.mean)\n'
+    assert text.count(one) == text.count(logged) == text.count("devices=1") == 1
+    text = text[: text.index(one)] + one + 'print("mean", repr(float(figures["val"])), len(model.seen), sep=" ")\n'
+    number = 'batch["tokens"].sum(1).mean()'
+    rounded = f'{logged}        self.log("x", {number}, batch_size=len(batch["ids"]), sync_dist=True)\n'
+    text = text.replace(logged, rounded).replace("devices=1", 'devices=2, strategy="ddp"')
+    text = text.replace('print("mean"', 'print("rounded", float(figures["x"]))\nprint("mean"')
+    path = tmp_path / "evaluate.py"
+    path.write_text(f"{text}\n{LEAVE}")
+    done = by_forks(path, 2, {})
+    assert [rank.returncode for rank in done] == [0, 0], done
+    found = [re.search(r"mean (\S+) (\d+)", rank.stdout) for rank in done]
+    exact = sum(5 + 37 * number % 90 for number in range(203)) / 203
+    assert [float(mean[1]) for mean in found if mean] == [pytest.approx(exact, rel=1e-6)] * 2
+    assert sum(int(mean[2]) for mean in found if mean) == 203
+    if lightning.__version__.startswith("2.6."):  # as the page says
+        inexact = re.search(r"rounded (\S+)", done[0].stdout)
+        assert inexact is not None
+        assert float(inexact[1]) == pytest.approx(exact * 101.5 / 101, rel=1e-6)
+
+
 def by_torchrun(path: Path, world: int, environment: dict[str, str]) -> list[Done]:
     """Run a script on some ranks by the command; its launcher and each of the ranks import torch anew."""
     done = subprocess.run(

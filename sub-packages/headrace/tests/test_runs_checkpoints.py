@@ -101,9 +101,10 @@ def test_the_page_shows_the_command_as_it_is_used(
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line, comments=True) for line in block("how-to/spikes.md", "runs").splitlines()]
     assert all(words[0] == "headrace-runs" for words in lines)
-    summary, step, exported, by_size = [command(*words[1:]) for words in lines]
+    summary, step, with_sizes, exported, by_size = [command(*words[1:]) for words in lines]
     assert "next step 60" in summary
     assert [line.split()[2] for line in step.splitlines()[2:]] == seen[41]
+    assert with_sizes == step  # this run has batches of a fixed count
     assert "wrote 8 files and samples.json into step41" in exported
     assert len(list(Path("step41").iterdir())) == 9
     assert f"rank 1: {' '.join(map(str, batches.step(1234)[1]))}" in by_size
