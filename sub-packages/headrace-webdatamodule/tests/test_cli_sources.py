@@ -56,7 +56,7 @@ def test_files_of_a_stem_are_a_sample(tmp_path: Path) -> None:
         {"__key__": "b", "txt": b"B"},
         {"__key__": "d/a", "tar.gz": b"z"},
     ]
-    done = f"packed 1 shards, 3 samples, {found['bytes']:,} bytes, members: json, tar.gz, txt\n"
+    done = f"packed 1 shard, 3 samples, {found['bytes']:,} bytes, members: json, tar.gz, txt\n"
     assert pack(source, out) == f"{done}kept 1, wrote 0 shards\n"
     assert pack(source, tmp_path / "new") == done
     assert (found["kept"], found["wrote"]) == (0, 1)

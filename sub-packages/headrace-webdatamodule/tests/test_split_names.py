@@ -214,6 +214,13 @@ def test_what_names_no_source(given: Any, kind: type[Exception], told: str) -> N
         named_sources("shards", given, "train")
 
 
+def test_a_source_may_have_the_name_that_it_had_as_the_only_one() -> None:
+    assert named_sources("shards", "/x", "train") == {"train": "/x"}
+    assert named_sources("shards", {"train": "/x", "june": "/y"}, "train") == {"train": "/x", "june": "/y"}
+    with pytest.raises(TypeError, match="'train' is the name of a split"):
+        named_sources("shards", {"train": "/x", "june": "/y"}, "val")
+
+
 @pytest.mark.parametrize("name", ["training", "validation", "valid", "dev", "Test", "prediction"])
 def test_a_split_in_other_words_is_no_source(name: str) -> None:
     with pytest.raises(TypeError, match=f"shards names sources, and {name!r} is the name of a split"):

@@ -121,6 +121,17 @@ def test_after_a_resume_a_report_says_what_it_counts_and_where_the_epoch_is(work
     resumed.close()
 
 
+def test_a_report_of_a_loader_that_resumes_itself_counts_all_of_it() -> None:
+    loader = numbers()
+    for _ in islice(loader, 3):
+        pass
+    loader.load_state_dict(loader.state_dict())
+    assert len(list(loader)) == 7
+    report = loader.report()
+    assert report.batches == 10
+    assert "resumed in epoch 0 after 3 batches; of epoch 0 10 of 10 are delivered" in str(report)
+
+
 def test_the_epoch_of_a_report_goes_on_behind_a_resume() -> None:
     killed = numbers()
     for _ in islice(killed, 3):

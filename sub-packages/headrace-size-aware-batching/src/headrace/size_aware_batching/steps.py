@@ -337,7 +337,9 @@ def plan_step(
     options_of_sums = {"group_by": group_by, "contexts": contexts, "oversize": "split" if oversize == "split" else None}
     for name, given in options_of_sums.items():
         if given is not None and cost != "sum":
-            raise ValueError(f"{name}={shown(given)} needs cost='sum', got {shown(cost)}")
+            raise ValueError(
+                f"{name}={shown(given)} needs cost='sum', got {shown(cost)}: leave {name} out for padded micro-batches"
+            )
     if contexts is not None and (group_by is not None or oversize != "raise"):
         raise ValueError("contexts goes with neither group_by nor oversize, which say otherwise where a sample runs")
     works = work_columns(work, len(table), cost)

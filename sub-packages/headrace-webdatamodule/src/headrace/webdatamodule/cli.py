@@ -342,7 +342,8 @@ def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _sentence(done: str, manifest: Manifest) -> str:
     nbytes = sum(shard.nbytes for shard in manifest.shards)
-    counts = f"{len(manifest.shards):,} shards, {manifest.n_samples:,} samples, {nbytes:,} bytes"
+    shards = f"{len(manifest.shards):,} shard{'' if len(manifest.shards) == 1 else 's'}"
+    counts = f"{shards}, {manifest.n_samples:,} samples, {nbytes:,} bytes"
     return f"{done} {counts}, members: {', '.join(manifest.members)}"
 
 

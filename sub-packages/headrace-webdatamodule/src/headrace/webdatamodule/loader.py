@@ -189,6 +189,7 @@ class ResumableLoader(EpochLoader):
         self._planned_uses: tuple[tuple[Any, ...], PlanUses | None] = (), None  # for which batches, and what was made
         self._progress = Progress()
         self._resumed_at: tuple[int, int] | None = None  # epoch and steps
+        self._counted_before = False  # batches from before that
         self.indices: Sequence[int] = ()
         if self._batch_sampler is not None:
             self._stats.count_as(self._batch_sampler)
@@ -380,6 +381,7 @@ class ResumableLoader(EpochLoader):
         before = foreign.resume(self._batches(), state, self.epoch, self.ranks, names)
         self._progress.load(state["epoch"], position_of(self._batch_sampler, state["steps"], before))
         self._resumed_at = (state["epoch"], state["steps"]) if state["epoch"] or state["steps"] else None
+        self._counted_before = self._stats.report().batches > 0
 
     @cached_property
     def _sketch(self) -> str:
@@ -636,7 +638,8 @@ class ResumableLoader(EpochLoader):
         batches, latest = self._batch_sampler, self._progress.iteration
         resumed = None
         if self._resumed_at is not None:
-            resumed = Resumed(*self._resumed_at, self.epoch, self.steps, None if latest is None else latest.length)
+            length, counted = None if latest is None else latest.length, self._counted_before
+            resumed = Resumed(*self._resumed_at, self.epoch, self.steps, length, counted)
         cost = getattr(getattr(batches, "options", None), "cost", None)
         packed = isinstance(cost, str) and cost == "sum"
         return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed, resumed=resumed)

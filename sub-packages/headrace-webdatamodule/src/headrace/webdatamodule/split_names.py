@@ -158,7 +158,7 @@ class PerSplit:
 
 
 def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
-    """The sources of a split, each with a name; an only one gets the default's."""
+    """The sources of a split, each with a name; an only one gets the default's, which more may join later."""
     if not isinstance(given, Mapping):
         return {default: given}
     if not given:
@@ -166,7 +166,7 @@ def named_sources(name: str, given: Any, default: str) -> dict[str, Any]:
     for key, place in given.items():
         if not isinstance(key, str) or not key:
             raise TypeError(f"{name}: names of sources must be text, got {key!r}; {NESTED}")
-        if named_split(key):
+        if named_split(key) and (key != default or len(given) == 1):
             raise TypeError(
                 f"{name} names sources, and {key!r} is the name of a split: give the source another name, or the split "
                 "a place of its own"

@@ -62,9 +62,11 @@ def sizes_of_shards(
         return _named(shards, sizes, name)
     if not callable(sizes):
         kind = f"{type(sizes).__name__} of {len(sizes)}" if hasattr(sizes, "__len__") else repr(sizes)
+        cure = "keep numbers that you have with add_column, and pass the column's name"
+        if isinstance(sizes, Sequence) and all(isinstance(one, str) for one in sizes):
+            cure = f"for several sizes write one column of shape [n_samples, {len(sizes)}], and pass its name"
         raise TypeError(
-            f"sizes must be the name of a member or a column, or a function of a sample, got {kind}: keep numbers that "
-            "you have with add_column, and pass the column's name"
+            f"sizes must be the name of a member or a column, or a function of a sample, got {kind}: {cure}"
         )
     column = column_name(sizes, *reading)
     if column in shards.columns:

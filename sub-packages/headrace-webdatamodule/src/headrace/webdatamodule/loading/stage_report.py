@@ -46,6 +46,7 @@ class Resumed(NamedTuple):
         now: The present epoch.
         delivered: Batches of the present epoch on this rank, those of the earlier runs included.
         batches: All batches of the present epoch on this rank; None before the first of this run.
+        counted: Whether the loader has also counted batches from before the resume: it loaded a state of its own run.
     """
 
     epoch: int
@@ -53,11 +54,12 @@ class Resumed(NamedTuple):
     now: int
     delivered: int
     batches: int | None
+    counted: bool = False
 
     def __str__(self) -> str:
         total = "" if self.batches is None else f" of {self.batches:,}"
         before = f"after {self.steps:,} batches" if self.steps != 1 else "after 1 batch"
-        begun = f"resumed in epoch {self.epoch} {before}, which are not counted here"
+        begun = f"resumed in epoch {self.epoch} {before}{'' if self.counted else ', which are not counted here'}"
         return f"{begun}; of epoch {self.now} {self.delivered:,}{total} are delivered"
 
 

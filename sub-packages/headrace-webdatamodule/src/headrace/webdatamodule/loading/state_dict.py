@@ -135,8 +135,10 @@ def _check_growth(state: Mapping[str, Any], name: str, prefix: Callable[[int], s
         )
     if (found := prefix(counts[-1])) != state["fingerprint"]:
         cure = "append samples or whole shards behind those there are, and leave these as they were"
+        cure += f", with the names of their sources; a single source without a name is called {name!r}"
         if found is None:
-            cure = "append whole shards; a dataset with a fingerprint needs prefix_fingerprint(n_samples), too"
+            cure = "append whole shards behind those there are, which keep their order; a dataset with a fingerprint "
+            cure += "needs prefix_fingerprint(n_samples), too"
         raise ValueError(
             f"accept={{'data'}} needs {name} data whose first {counts[-1]} samples are those of the checkpoint, "
             f"fingerprint={state['fingerprint']!r}, got {found!r} for them: {cure}"
