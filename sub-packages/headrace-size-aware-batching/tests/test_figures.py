@@ -54,6 +54,23 @@ def test_padded_batches_against_the_bound(kind: tuple[int, int]) -> None:
     assert planned.report().largest <= kind[1]
 
 
+@pytest.mark.parametrize("window", [None, 20_000])
+@pytest.mark.parametrize("max_items", [4, 16, 48])
+def test_batches_that_a_count_limits_are_not_padded_up_to_the_budget(max_items: int, window: int | None) -> None:
+    planned, sizes = plan(USUAL, 20_000, strategy="bucketed", cost="padded", max_items=max_items, window=window)
+    report = planned.report()
+    counts = np.minimum(USUAL[1] // sizes, max_items)
+    assert len(planned) <= 1.04 * (1 / counts).sum() + 5
+    assert report.items_max == max_items
+    assert report.padding < 0.06
+    assert report.largest <= USUAL[1]
+
+
+def test_a_count_that_limits_nothing_changes_no_batch() -> None:
+    ample = plan(USUAL, 20_000, strategy="bucketed", cost="padded", max_items=2**20)[0]
+    assert ample.indices.tolist() == plan(USUAL, 20_000, strategy="bucketed", cost="padded")[0].indices.tolist()
+
+
 @pytest.mark.parametrize(("kind", "most"), [(USUAL, 1.01), (HEAVY, 1.03)])
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_steps_cost_the_same_on_all_ranks(kind: tuple[int, int], most: float, ranks: int) -> None:

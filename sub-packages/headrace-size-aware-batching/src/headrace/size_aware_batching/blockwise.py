@@ -228,7 +228,7 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
             "lengths": found,
             "block": self.block,
             "max_total_size": self.max_total_size,
-            **vars(self.options),
+            **self.options.parts,
             "cost": self.options.batch_cost.name,
             "seed": self.seed,
             "tail": self.tail,

@@ -973,7 +973,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
         return {
             "sizes": self.sizes if self._known is None else self._known.fingerprint,
             "max_total_size": self.max_total_size,
-            **vars(self.options),
+            **self.options.parts,
             "cost": self._prepared.cost.digest(
                 self.sizes if self._pieces is None else self._pieces.lengths, self._prepared.limits.capacity
             ),

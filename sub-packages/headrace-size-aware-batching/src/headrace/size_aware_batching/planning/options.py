@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, warn, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
@@ -73,6 +73,15 @@ class Options:
             self._refuse_shapes()
         if self.curriculum is not None:
             self._refuse_curriculum()
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The arguments by name, for a fingerprint, with a mark where earlier builds planned other batches."""
+        parts = dict(vars(self))
+        padded = self.strategy == "bucketed" and self.batch_cost.name == "padded" and self.shapes is None
+        if padded and self.max_items is not None:  # they padded batches of `max_items` samples up to the budget
+            parts["max_items"] = (self.max_items, "grouped by cost")
+        return parts
 
     @property
     def batch_cost(self) -> Cost:

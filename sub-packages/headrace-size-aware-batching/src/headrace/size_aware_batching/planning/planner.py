@@ -535,8 +535,8 @@ def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: 
     if limits.capacity is None or largest.shape[1] > 1:
         column = largest[:, 0] if largest.shape[1] == 1 else largest
         return SortedPacking(next_fit(column, limits), equal_groups(largest))
-    counts = largest_counts(largest[:, 0], limits.capacity, limits)
-    return padded_packing(counts, limits, tight=options.window is not None)
+    largest_counts(largest[:, 0], limits.capacity, limits)  # refuses what does not fit
+    return padded_packing(limits.capacity(largest[:, 0]), limits, tight=options.window is not None)
 
 
 def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:

@@ -174,10 +174,15 @@ Packer: TypeAlias = RandomPacking | SortedPacking  # a plan of one window for ev
 
 
 def padded_packing(counts: NDArray[np.int64], limits: Limits, tight: bool) -> SortedPacking:
-    """Cut batches by how many samples fit where each is the largest, ascending; ``tight``: at no cost in batches."""
-    groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts), len(counts))
+    """Cut batches by how many samples the cost allows where each is the largest, ascending.
+
+    Groups are of like cost, also where ``limits.most_items`` allows fewer: padding is then no batch more, but takes
+    time. ``tight``: at no cost in batches.
+    """
+    most = limits.most_items
+    groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts, most), len(counts))
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    return SortedPacking(cut_by_counts(counts[begins][groups], limits), groups)
+    return SortedPacking(cut_by_counts(np.minimum(counts[begins], most)[groups], limits), groups)
 
 
 def groups_from(begins: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -202,11 +207,12 @@ def equal_groups(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return groups
 
 
-def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def wide_groups(counts: NDArray[np.int64], most_items: int) -> NDArray[np.int64]:
     """Return where groups of neighbours in size begin in which samples of a batch vary most for a few batches more.
 
-    A group holds as many samples a batch as its largest allows, by the ascending ``counts``. With N samples of a group
-    and b of them in a batch, two of a batch share one again with probability ``(b - 1) / (N - 1)``, and the group takes
+    A group holds as many samples a batch as its largest allows, by the ascending ``counts``, and ``most_items`` where
+    that is less: then batches are counted as the shares of a budget that they take. With N samples of a group and b of
+    them in a batch, two of a batch share one again with probability ``(b - 1) / (N - 1)``, and the group takes
     ``N / b`` batches. The groups minimise the sum of both, by dynamic programming over their boundaries; the weight of
     the first is the largest for which the batches stay within ``1 + PADDING`` times the fewest, or a few more where
     there are few.
@@ -219,7 +225,8 @@ def wide_groups(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     ends = np.append(begins, length).astype(np.float64)
     size = counts[begins].astype(np.float64)
     members = ends[None, :] - ends[:-1, None]  # [first class, one past the last class]
-    others = np.minimum(size, length)[:, None] - 1  # a group of fewer shares its batch with those behind it
+    # A group of fewer shares its batch with those behind it.
+    others = np.minimum(size, min(length, most_items))[:, None] - 1
     batches = np.where(members > 0, members / size[:, None], np.inf)
     again = np.where(members > 0, members * others * np.minimum(others / np.maximum(members - 1, 1), 1), 0)
     fewest = float((1 / counts).sum())
