@@ -78,8 +78,9 @@ class LoaderReport:
         rank: (number of ranks, this rank), if there are several ranks.
         n_over_budget: Samples that the batch sampler leaves out of every epoch, its ``skipped_indices``.
         over_budget: The first samples over the budget.
-        remote: Requests for samples on other machines, the bytes fetched and those used, and the batches that the loop
-            waited for, more than 5 ms. Batches that were fetched and not delivered are in it, too. None without any.
+        remote: Reads of samples from other machines: the numbers `requests`, `fetched` (bytes), `used` (bytes),
+            `waited` (batches that came more than 5 ms late) and `cached` (used bytes from a cache of samples). Batches
+            that were fetched and not delivered are in it, too. None without any.
         cache_room: The share of the data that a cache of samples has room for, by the mean bytes of the samples that
             were read; None without one, and for several sources. On a single node no cache of this size gives more of
             a later epoch.
