@@ -184,6 +184,32 @@ def test_a_state_without_balanced_ranks_is_one_of_64(begun: int) -> None:
         made(num_replicas=1, rank=0, max_total_size=301).load_state_dict(state)
 
 
+def test_a_function_as_cost_is_named_only_if_it_is_another_one() -> None:
+    """It is compared by what it allows within the budget, and another one cannot be accepted."""
+    sizes = np.arange(10, 210)
+
+    def sampler(budget: int, factor: float = 2.0) -> DistributedSizeAwareBatchSampler:
+        def cost(count: int, largest: Any) -> float:
+            return factor * count * float(largest)
+
+        return DistributedSizeAwareBatchSampler(sizes, budget, cost=cost, strategy="bucketed")
+
+    running = sampler(5000)
+    next(iter(running))
+    state = running.state_dict()
+    with pytest.raises(ValueError, match=r"differs in max_total_size \(here 4000\): .* accept=\['max_total_size'\]"):
+        sampler(4000).load_state_dict(state)
+    sampler(4000).load_state_dict(state, accept={"max_total_size"})
+    other = (
+        r"cost \(another function, which cannot be accepted: give that of the run\): construct [^;]*, or start a new"
+    )
+    for budget in (4000, 5000):
+        for accept in ((), {"cost"}, {"cost", "max_total_size"}):
+            with pytest.raises(ValueError, match=f"differs in .*{other}") as caught:
+                sampler(budget, 2.5).load_state_dict(state, accept=accept)
+            assert "accept=" not in str(caught.value)
+
+
 def test_other_balanced_ranks_are_accepted_by_name_and_the_rest_comes_in_their_order() -> None:
     saved = made(num_replicas=1, rank=0)
     delivered = [index for batch in islice(saved, 3) for index in batch]

@@ -1026,8 +1026,17 @@ class DistributedSizeAwareBatchSampler(RunChanges):
                 parts = then._fingerprint_parts(None)
         names = differing(parts, own, other)
         plain = [name.split(" ")[0] for name in names]
+        other_function = "cost" in plain and callable(self.options.cost)
+        if other_function and n_samples <= len(self.sizes):  # or the same one, which allows others in another budget
+            changed = {name: value for name, value in held["options"].items() if name in CHANGEABLE and name != "cost"}
+            then = self._with({"options": {**self._own_options, **changed}, "n": n_samples}, epoch)
+            left = differing(then._fingerprint_parts(None), then._epoch_fingerprint(epoch), other)
+            other_function = "cost" in left
+        if "cost" in plain and callable(self.options.cost) and not other_function:
+            names.remove("cost")
+            plain.remove("cost")
         grown = plain == ["sizes"] and n_samples < len(self.sizes)
-        may = {DATA} if grown else {*plain} if {*plain} <= {*CHANGEABLE} else set()
+        may = {DATA} if grown else {*plain} if {*plain} <= {*CHANGEABLE} and not other_function else set()
         cure = f", go on with accept={shown(sorted({*accept, *may}))}" if may and record.changes else ""
         if "sizes" in names and "n" in held:
             count = f"{n_samples:,} samples, here {len(self.sizes):,}"
@@ -1038,6 +1047,8 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             names[names.index("sampler")] = f"sampler ({OF_A_MIXTURE})"
             if held["reweight"]:
                 reweighted = f"; {REWEIGHTED.format(draw=held['reweight'][-1][0])}"
+        if other_function:
+            names[names.index("cost")] = "cost (another function, which cannot be accepted: give that of the run)"
         saved = {name: held["options"][name] for name in plain if name in held["options"]}
         saved = {name: value for name, value in saved.items() if value is None or isinstance(value, Real)}
         as_saved = f" ({', '.join(f'{name}={value!r}' for name, value in saved.items())})" if saved else ""
