@@ -212,7 +212,7 @@ class Peaks:
         if (times := float(self.allocated.max() / x.max())) > _FAR:
             message = f"the largest estimate is {times:.0f} times the largest measured batch: measure larger batches"
             warn(f"{message}, because a small error there is a large one here")
-        scaled = {}
+        scaled: dict[str, Any] = {}
         for name in ("allocated", "reserved"):
             y = getattr(measured, name)[measured_rows] / 1.0
             factor, offset = float((x / y).sum() / ((x / y) ** 2).sum()), 0.0
