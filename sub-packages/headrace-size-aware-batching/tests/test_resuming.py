@@ -188,7 +188,7 @@ def test_a_function_as_cost_is_named_only_if_it_is_another_one() -> None:
     """It is compared by what it allows within the budget, and another one cannot be accepted."""
     sizes = np.arange(10, 210)
 
-    def sampler(budget: int, factor: float = 2.0) -> DistributedSizeAwareBatchSampler:
+    def sampler(budget: int, factor: float = 2.0, sizes: Any = sizes) -> DistributedSizeAwareBatchSampler:
         def cost(count: int, largest: Any) -> float:
             return factor * count * float(largest)
 
@@ -208,6 +208,10 @@ def test_a_function_as_cost_is_named_only_if_it_is_another_one() -> None:
             with pytest.raises(ValueError, match=f"differs in .*{other}") as caught:
                 sampler(budget, 2.5).load_state_dict(state, accept=accept)
             assert "accept=" not in str(caught.value)
+    for others in (sizes + 5, sizes[:150]):  # of which the function may allow others
+        with pytest.raises(ValueError, match=r"differs in .*sizes") as caught:
+            sampler(5000, sizes=others).load_state_dict(state)
+        assert "another function" not in str(caught.value)
 
 
 def test_other_balanced_ranks_are_accepted_by_name_and_the_rest_comes_in_their_order() -> None:

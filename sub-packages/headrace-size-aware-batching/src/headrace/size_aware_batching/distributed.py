@@ -1026,15 +1026,15 @@ class DistributedSizeAwareBatchSampler(RunChanges):
                 parts = then._fingerprint_parts(None)
         names = differing(parts, own, other)
         plain = [name.split(" ")[0] for name in names]
-        other_function = "cost" in plain and callable(self.options.cost)
-        if other_function and n_samples <= len(self.sizes):  # or the same one, which allows others in another budget
+        # A function is compared by what it allows at these sizes within the budget.
+        other_function = "cost" in plain and "sizes" not in plain and callable(self.options.cost)
+        if other_function:
             changed = {name: value for name, value in held["options"].items() if name in CHANGEABLE and name != "cost"}
             then = self._with({"options": {**self._own_options, **changed}, "n": n_samples}, epoch)
             left = differing(then._fingerprint_parts(None), then._epoch_fingerprint(epoch), other)
-            other_function = "cost" in left
-        if "cost" in plain and callable(self.options.cost) and not other_function:
-            names.remove("cost")
-            plain.remove("cost")
+            if not (other_function := "cost" in left):
+                names.remove("cost")
+                plain.remove("cost")
         grown = plain == ["sizes"] and n_samples < len(self.sizes)
         may = {DATA} if grown else {*plain} if {*plain} <= {*CHANGEABLE} and not other_function else set()
         cure = f", go on with accept={shown(sorted({*accept, *may}))}" if may and record.changes else ""

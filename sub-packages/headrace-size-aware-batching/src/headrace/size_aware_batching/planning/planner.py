@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -535,8 +536,8 @@ def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: 
     if limits.capacity is None or largest.shape[1] > 1:
         column = largest[:, 0] if largest.shape[1] == 1 else largest
         return SortedPacking(next_fit(column, limits), equal_groups(largest))
-    largest_counts(largest[:, 0], limits.capacity, limits)  # refuses what does not fit
-    return padded_packing(limits.capacity(largest[:, 0]), limits, tight=options.window is not None)
+    counts = largest_counts(largest[:, 0], limits.capacity, replace(limits, most_items=UNLIMITED))
+    return padded_packing(counts, limits, tight=options.window is not None)
 
 
 def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:

@@ -169,11 +169,11 @@ def index_shard(path: Path, *, force: bool = False) -> Indexed:
     index, changed = None if force else fitting_index(path), ""
     if index is None:
         data = build_index(open_shard_bytes(path), shard=str(path))
-        changed = _changed(path, ShardIndex(data, shard=str(path)))
+        index = ShardIndex(data, shard=str(path))
+        changed = _changed(path, index)
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
             with _explaining_read_only(path.parent):
                 atomic_write(index_path(path), data, name_later=True)  # with all others, before the manifest is written
-        index = ShardIndex(data, shard=str(path))
     return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names, changed)
 
 
