@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,11 @@ from torch.utils.data import DataLoader
 from headrace.webdatamodule import (
     DamagedIndexError,
     DamagedShardError,
+    DistributedBatchSampler,
     IndexedShards,
     ManifestError,
     Remote,
+    ResumableLoader,
     RetryPolicy,
     ShardError,
     StaleIndexError,
@@ -35,6 +39,7 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
+from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.shards.remote.cache import beside
 from headrace.webdatamodule.shards.remote.shards import most_index_bytes, windows
 
@@ -492,6 +497,69 @@ def test_workers_on_s3(s3: dict[str, Any], bucket: str) -> None:
         source, batch_sampler=batches, num_workers=2, collate_fn=first, multiprocessing_context="fork"
     )
     assert list(loader) == [[[i] for i in batch] for batch in batches]
+
+
+def keep(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("cache", "start"),
+    [("pieces", "fork"), ("cache", "fork"), pytest.param("cache", "spawn", marks=pytest.mark.slow)],
+    indirect=["cache"],
+)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_of_a_loader_share_one_index_of_the_set(site: Site, cache: Path | None, start: str) -> None:
+    dataset = site.dataset(cache)
+    loader = ResumableLoader(
+        dataset, DistributedBatchSampler(COUNT, 5), collate_fn=keep, num_workers=2, multiprocessing_context=start
+    )
+    assert sorted(one["json"][0] for batch in loader for one in batch) == list(range(COUNT))
+    assert [name for name, _ in site.faults.asked].count("manifest.hrs") == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_workers_of_a_loader_over_several_sets_share_their_indexes(site: Site) -> None:
+    with served(site.folder) as other:
+        several = ConcatShards({"a": site.dataset(), "b": IndexedShards(site.folder), "c": other.dataset()})
+        loader = ResumableLoader(several, DistributedBatchSampler(3 * COUNT, 5), collate_fn=keep, num_workers=2)
+        assert sum(len(batch) for batch in loader) == 3 * COUNT
+        for one in (site, other):
+            assert [name for name, _ in one.faults.asked].count("manifest.hrs") == 1
+
+
+def waiting_for_a_lock() -> int:
+    """How many threads of this process wait for a lock between processes."""
+    calls = [list(traceback.walk_stack(frame)) for frame in sys._current_frames().values()]
+    return sum(any("filelock" in frame.f_code.co_filename for frame, _ in stack) for stack in calls)
+
+
+def test_ranks_that_share_a_cache_fetch_one_index_of_the_set(site: Site, tmp_path: Path) -> None:
+    ranks = [site.dataset(tmp_path / "cache") for _ in range(4)]
+    site.faults.kind, site.faults.times, site.faults.name = "held", 4, "manifest.hrs"
+    with ThreadPoolExecutor(4) as pool:
+        sizes = [pool.submit(rank.sizes, "bin") for rank in ranks]
+        try:
+            until(lambda: site.faults.times < 4 and waiting_for_a_lock() == 3)
+        finally:
+            site.faults.released.set()
+        assert len({tuple(one.result(60).tolist()) for one in sizes}) == 1
+    assert [name for name, _ in site.faults.asked].count("manifest.hrs") == 1
+
+
+def test_a_rank_waits_for_the_download_of_another_no_longer_than_for_its_own(site: Site, tmp_path: Path) -> None:
+    stuck, other = site.dataset(tmp_path / "cache", timeout=60.0), site.dataset(tmp_path / "cache", timeout=0.5)
+    site.faults.kind, site.faults.times, site.faults.name = "held", 1, "manifest.hrs"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stuck.sizes, "bin")
+        try:
+            until(lambda: site.faults.times == 0)
+            sizes = other.sizes("bin").tolist()
+            assert not waiting.done()
+        finally:
+            site.faults.released.set()
+        assert waiting.result(60).tolist() == sizes
+    assert [name for name, _ in site.faults.asked].count("manifest.hrs") == 2
 
 
 def test_a_worker_does_not_fetch_the_manifest_again(site: Site, cache: Path | None) -> None:

@@ -22,6 +22,7 @@ from headrace.webdatamodule.loading.worker import (
     seed_generators,
     start_workers,
     step_key,
+    will_fork,
 )
 from headrace.webdatamodule.shards import DamagedShardError, DecodeError, IndexedShards, ShardError, UnsafePickleError
 from headrace.webdatamodule.shards.reading.local_shards import Upcoming
@@ -134,9 +135,9 @@ class BatchDataset(Dataset[Any]):
         self._collate_fn = default_collate if collate_fn is None else collate_fn
         self._by_sample = seed_per == "sample"
         own = ConcatShards.__getitems__, IndexedShards.__getitems__
-        self._is_ours = getattr(type(dataset), "__getitems__", None) in own
-        self.looks_ahead = self._is_ours and dataset._looks_ahead
-        self.keeps_samples = self._is_ours and dataset._keeps_samples
+        self.is_ours = getattr(type(dataset), "__getitems__", None) in own
+        self.looks_ahead = self.is_ours and dataset._looks_ahead
+        self.keeps_samples = self.is_ours and dataset._keeps_samples
         self._checked = False
         key = None if isinstance(dataset, ConcatShards | IndexedShards) else getattr(dataset, "key", None)
         self._key_of: Callable[[int], Any] | None = key if callable(key) else None
@@ -146,7 +147,7 @@ class BatchDataset(Dataset[Any]):
         random, key = None, None
         if isinstance(request, Request):
             indices = request.indices
-            if self._is_ours:
+            if self.is_ours:
                 self.dataset._expect(request.upcoming)
             if request.ahead is not None:
                 self.dataset._look_ahead(request.ahead.batches, anew=request.ahead.anew)
@@ -176,7 +177,7 @@ class BatchDataset(Dataset[Any]):
         if random is None:
             return [self.dataset[index] for index in indices] if read is None else self._read_by(read, indices)
         samples: list[Any] = []
-        if self._is_ours:
+        if self.is_ours:
             samples += self.dataset._read_each(indices, lambda place: random.begin(first + place))
             return samples
         for place, index in enumerate(indices, first):
@@ -248,7 +249,7 @@ class BatchDataset(Dataset[Any]):
             if not self._checked and get_worker_info() is not None:
                 check_picklable(batch)  # the first one of each worker; to pickle all twice would cost too much
                 self._checked = True
-            return Delivery(batch, read.skipped, None, self.dataset._take_traffic() if self._is_ours else None)
+            return Delivery(batch, read.skipped, None, self.dataset._take_traffic() if self.is_ours else None)
         except Exception as error:
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
             suffix = " ..." if len(read.indices) > 5 else ""
@@ -272,6 +273,7 @@ class BatchReader:
         self._requests, self._timeout = _Requests(), WorkerTimeout(loading.timeout)
         self._batches: Iterator[Any] = iter(())
         self._keeps = dataset.dataset if dataset.keeps_samples else None
+        self._dataset = dataset
         self._workers = loading.num_workers if dataset.looks_ahead else 0  # that get announcements
         self._torch: DataLoader[Any] = DataLoader(
             dataset,
@@ -288,6 +290,8 @@ class BatchReader:
             self._keeps._flush()  # what it read without workers
         self._requests.next = announced(requests, self._workers) if self._workers else requests
         running = self._torch._iterator
+        if self._dataset.is_ours and will_fork(self._torch):
+            self._dataset.dataset._share_with_workers()
         if running is not None:  # torch waits for what the workers are reading, with no more patience than this
             running._timeout = self._timeout.timeout
         self._batches = start_workers(self._torch)

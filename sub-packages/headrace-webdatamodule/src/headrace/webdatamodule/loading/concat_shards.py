@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, reduce
 from hashlib import blake2b
@@ -21,6 +22,8 @@ from headrace.webdatamodule.shards.indexed_shards import Begin
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.reading.local_shards import Upcoming
     from headrace.webdatamodule.shards.remote.filesystem import Traffic
+
+_THREADS = 16
 
 
 class ConcatShards(ConcatDataset[Any]):
@@ -79,6 +82,11 @@ class ConcatShards(ConcatDataset[Any]):
     def _cached_share(self, sample_bytes: float) -> float | None:
         """The share of the samples that a cache has room for; None for several sources, which may share one."""
         return self.parts[0]._cached_share(sample_bytes) if len(self.parts) == 1 else None
+
+    def _share_with_workers(self) -> None:
+        """Read what each worker would read for itself, of all sources at the same time: they may be far away."""
+        with ThreadPoolExecutor(min(_THREADS, len(self.parts))) as pool:
+            list(pool.map(IndexedShards._share_with_workers, self.parts))
 
     def _flush(self) -> None:
         """Write what is kept of the samples that were read in this process."""

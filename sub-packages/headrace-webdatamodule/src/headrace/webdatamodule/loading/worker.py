@@ -80,13 +80,16 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     return iterator
 
 
+def will_fork(loader: DataLoader[Any]) -> bool:
+    """Whether the next iteration of a `DataLoader` forks workers, which have what this process read before."""
+    context = loader.multiprocessing_context or multiprocessing
+    return loader.num_workers > 0 and loader._iterator is None and context.get_start_method() == "fork"
+
+
 def _may_be_stuck(loader: DataLoader[Any]) -> bool:
     """Whether workers are about to be forked beside threads of a process group, by a Python that may lose them."""
-    starts = loader.num_workers > 0 and loader._iterator is None and sys.version_info < (3, 12)
-    if not (starts and dist.is_available() and dist.is_initialized()):
-        return False
-    context = loader.multiprocessing_context or multiprocessing
-    return bool(context.get_start_method() == "fork")
+    grouped = dist.is_available() and dist.is_initialized()
+    return sys.version_info < (3, 12) and grouped and will_fork(loader)
 
 
 def end_workers(iterator: Any) -> None:

@@ -256,6 +256,10 @@ class IndexedShards:
         """The share of the samples, of so many bytes each, that a cache of samples has room for; None without one."""
         return self._shards.cached_share(sample_bytes)
 
+    def _share_with_workers(self) -> None:
+        """Read what each worker would read for itself; call it before workers are started."""
+        self._shards.share_with_workers()
+
     def _flush(self) -> None:
         """Write what is kept of the samples that were read in this process."""
         self._shards.flush()

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy.typing as npt
@@ -30,6 +29,7 @@ Head = tuple[int, int, tuple[str, ...]]
 # A scheme and "://"; or chained ones of fsspec, such as "simplecache::s3://bucket/a".
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(://|::([a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+://)")
 _BRACES = re.compile(r"\{[^{}]*(\.\.|,)[^{}]*\}")
+_SET_INDEX = "_set_index"  # not sent to workers
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
 
@@ -80,11 +80,18 @@ class ShardSet:
         return index
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "set_index"}
+        return {name: value for name, value in vars(self).items() if name != _SET_INDEX}
 
-    @cached_property
+    @property
     def set_index(self) -> SetIndex | None:
         """The index of the whole set, where there is one that fits."""
+        kept = vars(self)
+        if _SET_INDEX not in kept:  # no cached_property: in Python 3.11 one set would wait for the server of another
+            kept[_SET_INDEX] = self._find_set_index()
+        found: SetIndex | None = kept[_SET_INDEX]
+        return found
+
+    def _find_set_index(self) -> SetIndex | None:
         if not self.folder or len(self.names) < 2:
             return None
         try:
@@ -129,6 +136,9 @@ class ShardSet:
     def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:  # noqa: ARG002 - for remote ones
         """What fetches batches before they are read, by a plan of their ranges; None where there is nothing to gain."""
         return None
+
+    def share_with_workers(self) -> None:
+        """Read what each worker would read for itself, before they are started; for remote ones."""
 
     def expect(self, upcoming: Upcoming | None) -> None:
         """Say when the samples that are read next are needed again, to what keeps them."""

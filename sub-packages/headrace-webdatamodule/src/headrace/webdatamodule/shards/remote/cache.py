@@ -133,6 +133,16 @@ class Cache:
         which = f"-{crc32(name.encode()) % _LOCKS:02d}" if name else ""
         return FileLock(self.directory / f".lock{which}", mode=0o666, poll_interval=0.01)
 
+    @contextmanager
+    def alone(self, name: str, patience: float) -> Iterator[None]:
+        """Fetch a file while other processes that want it wait, each no longer than so many seconds."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{self.lock(name).lock_file}-fetch", timeout=patience, mode=0o666, poll_interval=0.01)
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(Timeout):
+                held.enter_context(lock)
+            yield
+
     def _listed(self) -> list[tuple[int, int, Path]]:
         """For each file when it was used last, its bytes, and its path; the least recently used ones first."""
         found: list[tuple[int, int, Path]] = []
@@ -291,8 +301,10 @@ def fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
     return files.read_as(beside(url, SUFFIX), most, lambda data: _checked_index(data, url))
 
 
-def cached_set_index(cache: Cache, files: RemoteFiles, url: str, listed: Listed, most: int) -> SetIndex:
-    """Map the index of a whole set that is in the cache, or is fetched now."""
+def cached_set_index(
+    cache: Cache, files: RemoteFiles, url: str, listed: Listed, most: int, *, patience: float
+) -> SetIndex:
+    """Map the index of a whole set that is in the cache, or is fetched now by one process, while others wait for it."""
     name = set_index_name(url, listed)
 
     def use(data: _Mapped) -> SetIndex:
@@ -302,9 +314,13 @@ def cached_set_index(cache: Cache, files: RemoteFiles, url: str, listed: Listed,
         found = _found(cache, name, use)
         if found is not None:
             return found
-        index = files.read_as(url, most, use)
-        data = _put(cache, name, index.data)
-        return index if data is None else use(data)
+        with cache.alone(name, patience):
+            found = _found(cache, name, use)
+            if found is not None:
+                return found
+            index = files.read_as(url, most, use)
+            data = _put(cache, name, index.data)
+            return index if data is None else use(data)
 
 
 def set_index_name(url: str, listed: Listed) -> str:

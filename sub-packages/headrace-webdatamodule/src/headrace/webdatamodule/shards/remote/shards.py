@@ -198,7 +198,8 @@ class RemoteSet(ShardSet):
         most = head_bytes(len(self.names)) + sum(map(most_index_bytes, self.nbytes))
         if remote.cache is None:
             return remote.files.read_as(url, min(most, _SET_INDEX_MOST), lambda data: SetIndex(data, listed))
-        return cached_set_index(remote.cache, remote.files, url, listed, min(most, remote.cache_bytes))
+        most = min(most, remote.cache_bytes)
+        return cached_set_index(remote.cache, remote.files, url, listed, most, patience=remote.timeout)
 
     @property
     def keeps_samples(self) -> bool:
@@ -227,6 +228,10 @@ class RemoteSet(ShardSet):
             name = f"{data}-{xxhash.xxh3_64_hexdigest(repr((SAMPLE_CACHE_VERSION, keys)).encode())}{SAMPLES}"
             self.caches[keys] = SampleCache(cache, name, sum(self.samples))
         return self.caches[keys]
+
+    def share_with_workers(self) -> None:
+        """See `ShardSet`: the index of the set, which forked workers then have, and others find in a cache."""
+        self.set_index  # noqa: B018
 
     def expect(self, upcoming: Upcoming | None) -> None:
         """See `ShardSet`."""
