@@ -66,6 +66,36 @@ def test_batches_that_a_count_limits_are_not_padded_up_to_the_budget(max_items: 
     assert report.largest <= USUAL[1]
 
 
+@pytest.mark.parametrize("fixed", [0.0, 0.5], ids=["by the size alone", "with a fixed part"])
+@pytest.mark.parametrize("window", [None, 20_000])
+@pytest.mark.parametrize("max_items", [4, 16, 48])
+def test_batches_by_a_function_that_a_count_limits_are_not_padded_without_need(
+    max_items: int, window: int | None, fixed: float
+) -> None:
+    asked = list[int]()
+
+    def cost(count: int, largest: int) -> float:
+        asked.append(count)
+        return fixed * USUAL[1] + (1 - fixed) * count * largest
+
+    planned, sizes = plan(USUAL, 20_000, strategy="bucketed", cost=cost, max_items=max_items, window=window)
+    report = planned.report()
+    counts = np.minimum(USUAL[1] // sizes, max_items)
+    assert len(planned) <= 1.04 * (1 / counts).sum() + 5
+    assert report.items_max == max_items
+    assert report.padding < 0.06
+    assert report.largest <= USUAL[1]
+    assert max(asked) <= max_items
+
+
+def test_sizes_of_zero_beside_others_are_grouped_under_a_function() -> None:
+    sizes = np.repeat([0, 0, 1, 5, 900], 40)
+    sampler = DistributedSizeAwareBatchSampler(
+        sizes, 4000, strategy="bucketed", cost=lambda count, largest: count * largest, max_items=8
+    )
+    assert sorted(index for batch in sampler for index in batch) == list(range(len(sizes)))
+
+
 def test_a_count_that_limits_nothing_changes_no_batch() -> None:
     ample = plan(USUAL, 20_000, strategy="bucketed", cost="padded", max_items=2**20)[0]
     assert ample.indices.tolist() == plan(USUAL, 20_000, strategy="bucketed", cost="padded")[0].indices.tolist()

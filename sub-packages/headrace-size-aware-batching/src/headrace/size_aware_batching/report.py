@@ -305,7 +305,8 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
         return reduced(np.add, own, plan.offsets)
     cost = as_cost(plan.cost, plan.length_multiple)
     table, entries = planned_sizes(plan)
-    sizes, limits, _ = cost.prepare(table, [*plan.budget])
+    most = int(np.diff(plan.offsets).max())  # a cost function is asked for no larger batches
+    sizes, limits, _ = cost.prepare(table, [*plan.budget], most)
     sizes = Shapes.of(plan.shapes).lengthened(sizes) if plan.shapes else sizes
     work, places = cost.work(sizes[entries], limits), np.arange(len(plan.indices))
     each: NDArray[np.float64] = work(places[None], plan.offsets)[0]

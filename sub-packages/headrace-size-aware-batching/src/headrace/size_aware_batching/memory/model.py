@@ -347,14 +347,17 @@ class BatchMemoryModel:
         """Return the bytes that a batch may need, for ``max_total_size=``.
 
         Args:
-            device: The device with the memory; by default the device that `fit_budget` measured.
+            device: The device with the memory; by default the device that `fit_budget` measured or `load` was given.
             reserve: Share of the memory to leave free; by default ``1 - target`` of `fit_budget`, else 0.05.
 
         Raises:
             ValueError: If no device is known, or the reserve is not from 0 to less than 1.
         """
         if device is None and self.capacity is None:
-            raise ValueError("budget() needs device= if the model does not come from fit_budget, got None")
+            raise ValueError(
+                "budget() needs device= if the model does not come from fit_budget, got None: give it, or load the "
+                "model with load(path, device)"
+            )
         reserve = self.reserve if reserve is None else checked_reserve(reserve)
         capacity = self.capacity if device is None else device_memory(device).total()
         return float(capacity or 0) * (1 - reserve)
@@ -417,7 +420,8 @@ class BatchMemoryModel:
         """Read a model that ``save`` wrote.
 
         The saved budget is kept, even if less memory is free now: a resumed run then keeps its plan. If the device's
-        size differs by more than 1 %, the capacity changes by the difference, with a warning.
+        size differs by more than 1 %, the capacity changes by the difference, with a warning. A model without a budget,
+        such as one of estimates, gets the memory that is available on the device.
 
         Args:
             path: The file.
@@ -444,20 +448,28 @@ class BatchMemoryModel:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ValueError(f"{path} must be a file that BatchMemoryModel.save wrote: {error!r}") from None
         if device is not None:
-            model._move_to(min(gather_json(device_size(device_memory(device)), Ranks(mesh=mesh).mesh)), path)
+            there = device_memory(device)
+            sizes, available = zip(
+                *gather_json([device_size(there), there.total()], Ranks(mesh=mesh).mesh), strict=True
+            )
+            model._move_to(min(sizes), min(available), path)
         return model
 
-    def _move_to(self, device_bytes: int, path: str | Path) -> None:
-        """Take over the capacity of a device of this size."""
-        if self.capacity is None or self.device_bytes is None:
+    def _move_to(self, device_bytes: int, available: int, path: str | Path) -> None:
+        """Take over the capacity of a device of this size, of which some bytes are available."""
+        if self.capacity is None:
+            self.capacity, self.device_bytes = available, device_bytes
+        if self.device_bytes is None:
             return
         if abs(device_bytes / self.device_bytes - 1) <= _SAME_SIZE:
             return
         capacity = max(1, self.capacity + device_bytes - self.device_bytes)
+        rest = ""
+        if capacity > self.capacity:
+            rest = "; batches beyond the measured range stay out: measure anew with fit_budget to use all of it"
         warn(
             f"{path} was measured on a device of {self.device_bytes:,} bytes, this one has {device_bytes:,}: the "
-            f"capacity is now {capacity:,} bytes, was {self.capacity:,}; batches beyond the measured range stay out: "
-            "measure anew with fit_budget to use all of it"
+            f"capacity is now {capacity:,} bytes, was {self.capacity:,}{rest}"
         )
         self.capacity, self.device_bytes = capacity, device_bytes
 

@@ -210,8 +210,11 @@ class Peaks:
         own_rows, measured_rows = (np.array(rows) for rows in zip(*pairs, strict=True))
         x = self.allocated[own_rows] / 1.0
         if (times := float(self.allocated.max() / x.max())) > _FAR:
-            message = f"the largest estimate is {times:.0f} times the largest measured batch: measure larger batches"
-            warn(f"{message}, because a small error there is a large one here")
+            warn(
+                f"the largest estimate is {times:.0f} times the largest measured batch, and a small error there is a "
+                "large one here: measure larger batches, and leave out estimates far beyond the device, as in "
+                "estimated[estimated.allocated < 2 * device_bytes]"
+            )
         scaled: dict[str, Any] = {}
         for name in ("allocated", "reserved"):
             y = getattr(measured, name)[measured_rows] / 1.0

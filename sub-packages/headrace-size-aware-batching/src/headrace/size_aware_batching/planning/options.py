@@ -78,7 +78,7 @@ class Options:
     def parts(self) -> dict[str, Any]:
         """The arguments by name, for a fingerprint, with a mark where earlier builds planned other batches."""
         parts = dict(vars(self))
-        padded = self.strategy == "bucketed" and self.batch_cost.name == "padded" and self.shapes is None
+        padded = self.strategy == "bucketed" and self.batch_cost.pads and self.shapes is None
         if padded and self.max_items is not None:  # they padded batches of `max_items` samples up to the budget
             parts["max_items"] = (self.max_items, "grouped by cost")
         return parts

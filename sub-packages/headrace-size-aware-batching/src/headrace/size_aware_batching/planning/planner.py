@@ -537,6 +537,7 @@ def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: 
         column = largest[:, 0] if largest.shape[1] == 1 else largest
         return SortedPacking(next_fit(column, limits), equal_groups(largest))
     counts = largest_counts(largest[:, 0], limits.capacity, replace(limits, most_items=UNLIMITED))
+    counts = options.batch_cost.uncapped(counts, largest[:, 0], limits.most_items)
     return padded_packing(counts, limits, tight=options.window is not None)
 
 

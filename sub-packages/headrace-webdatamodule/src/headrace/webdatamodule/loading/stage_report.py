@@ -79,8 +79,9 @@ class LoaderReport:
         n_over_budget: Samples that the batch sampler leaves out of every epoch, its ``skipped_indices``.
         over_budget: The first samples over the budget.
         remote: Reads of samples from other machines: the numbers `requests`, `fetched` (bytes), `used` (bytes),
-            `waited` (batches that came more than 5 ms late) and `cached` (used bytes from a cache of samples). Batches
-            that were fetched and not delivered are in it, too. None without any.
+            `waited` (batches that came more than 5 ms late) and `cached` (used bytes from a cache of samples). They
+            come with the batches: what workers fetched ahead for batches that were never delivered, after a `break`
+            or an error, is missing, though the server counts it. None without any.
         cache_room: The share of the data that a cache of samples has room for, by the mean bytes of the samples that
             were read; None without one, and for several sources. On a single node no cache of this size gives more of
             a later epoch.

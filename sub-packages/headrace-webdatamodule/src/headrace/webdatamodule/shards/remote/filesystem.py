@@ -260,9 +260,12 @@ class RemoteFiles:
             reason = f"no answer within {self._timeout:g} seconds"
         elif error.__cause__ is not None:
             reason += f" ({type(error.__cause__).__name__}: {str(error.__cause__)[:_REASON]})"
-        attempts = (
-            f"after {self._attempts()} attempts" if is_transient(error) else "which asking again would not change"
-        )
+        attempts = "which asking again would not change"
+        if is_transient(error):
+            attempts = f"after {self._attempts()} attempts"
+            if self._attempts() == self._retry.max_attempts:  # else a file system has retries of its own
+                more = self._attempts() + 5
+                reason += f"; to wait longer for the server, give Remote(retry=RetryPolicy(max_attempts={more}))"
         if isinstance(error, UnboundedBodyError):
             cure = "give cache_dir, and cache_bytes as large as all shards (and no cache_unit='sample')"
             reason += f"; {cure}, or serve them where ranges are read"
