@@ -194,7 +194,7 @@ def test_more_than_two_to_the_24_samples() -> None:
         ({"schedule": [(5, [1, 1])]}, r"schedule\[0\] weights must hold one for each of the 3 datasets"),
         ({"schedule": [(5, [0, 0, 0])]}, r"schedule\[0\] weights must hold at least one weight above 0"),
         ({"schedule": [(5, {(0, 50): 1})]}, r"schedule\[0\] must have weights for the same ranges"),
-        ({"schedule": [(5, [1] * 407)]}, r"schedule\[0\]: schedule is not supported with one weight per sample"),
+        ({"schedule": [(5, [1] * 407)]}, r"schedule\[0\]: weights cannot change with one weight per sample"),
         (
             {"schedule": [(5, {"all": (1, {"long": 1, "short": 1}), "off": 0})], "semantics": "count"},
             r"nested schedule\[0\] weights need semantics='proportion', got 'count'",

@@ -27,6 +27,7 @@ from headrace.weighted_sampler._weight_semantics import (
     parse_temperature,
 )
 from headrace.weighted_sampler.schedule import (
+    NAMED,
     Schedule,
     Stage,
     StageWeights,
@@ -103,8 +104,12 @@ def parse_mixture(
     sizes: ArrayLike | None,
     schedule: Schedule,
     stopping: str,
+    named: str = NAMED,
 ) -> MixtureSpec:
-    """Check the arguments of ``WeightedDistributedSampler``; ``argument`` is the name of the weights in messages."""
+    """Check the arguments of ``WeightedDistributedSampler``.
+
+    In messages, ``argument`` is the name of the weights, and ``named`` that of each entry of the schedule.
+    """
     _check_dataset(dataset)
     if semantics is not None:
         as_choice("semantics", semantics, SEMANTICS)
@@ -122,7 +127,7 @@ def parse_mixture(
     if per_sample and semantics not in ("ratio", "proportion"):
         raise ValueError(f"one weight per sample needs semantics 'ratio' or 'proportion', got {semantics!r}")
     amounts = amounts_of(sources, per, sizes, semantics, len(dataset))
-    stages = [StageWeights(0, argument, sources), *parse_source_schedule(schedule, sources, dataset)]
+    stages = [StageWeights(0, argument, sources), *parse_source_schedule(schedule, sources, dataset, named)]
     for stage in stages:
         _check_stage(stage.argument, stage.weights, amounts, semantics)
     normalized = [

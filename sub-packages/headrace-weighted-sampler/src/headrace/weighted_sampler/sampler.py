@@ -374,6 +374,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             raise ValueError(f"position must be at least {free}, the first that was not taken, got {position}")
         if position < (last := self._last_change()):
             raise ValueError(f"position must not lie before the last change of the schedule, at {last}, got {position}")
+        self._parse(schedule=[(position, weights)], named="reweight")  # so that errors name it
         if position == free and self.position < taken == self.epoch_length:
             warnings.warn(
                 f"all samples of epoch {self.epoch} were taken, so the weights change with epoch {self.epoch + 1}, at "
@@ -440,7 +441,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 "the run is there, or resume it with another schedule, of which the part for later epochs may change"
             )
         given = self._by_source(weights) if isinstance(weights, list) and self._are_plain(weights) else weights
-        *_, stage = self._parse(schedule=[(position, given)]).weights
+        *_, stage = self._parse(schedule=[(position, given)], named="reweight").weights
         kept = [one for one in self._reweights if one[0] < position]
         return [*kept, [position, [w.numerator if w.denominator == 1 else str(w) for w in stage]]]
 

@@ -79,6 +79,9 @@ def cosine_schedule(
 # -- As given ------------------------------------------------------------------------------------------------------
 
 
+NAMED = "schedule[{}]"
+
+
 @dataclass(frozen=True)
 class StageWeights(Generic[W]):
     """The weights of one stage, as parsed."""
@@ -88,8 +91,8 @@ class StageWeights(Generic[W]):
     weights: W
 
 
-def parse_schedule(schedule: object, parse: Callable[[str, Any], W]) -> list[StageWeights[W]]:
-    """Check a schedule; ``parse(argument, weights)`` checks the weights of one stage."""
+def parse_schedule(schedule: object, parse: Callable[[str, Any], W], named: str = NAMED) -> list[StageWeights[W]]:
+    """Check a schedule; ``parse(argument, weights)`` checks the weights of one stage, ``named`` so in messages."""
     if not isinstance(schedule, Sequence) or not all(
         isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in schedule
     ):
@@ -97,28 +100,34 @@ def parse_schedule(schedule: object, parse: Callable[[str, Any], W]) -> list[Sta
     stages: list[StageWeights[W]] = []
     start = 0
     for place, (position, weights) in enumerate(schedule):
-        start = as_int(f"schedule[{place}] position", position, start + 1, MAX_POSITION)
-        argument = f"schedule[{place}] weights"
+        name = named.format(place)
+        start = as_int(f"{name} position", position, start + 1, MAX_POSITION)
+        argument = f"{name} weights"
         stages.append(StageWeights(start, argument, parse(argument, weights)))
     return stages
 
 
 def parse_source_schedule(
-    schedule: object, first: WeightedSources, dataset: Sized
+    schedule: object, first: WeightedSources, dataset: Sized, named: str = NAMED
 ) -> list[StageWeights[WeightedSources]]:
     """Validate the schedule of a sampler; its stages have the sources of the ``first`` weights."""
-    stages = parse_schedule(schedule, lambda argument, weights: parse_sources(argument, weights, dataset))
+    stages = parse_schedule(schedule, lambda argument, weights: parse_sources(argument, weights, dataset), named)
     for place, stage in enumerate(stages):
         if first.members is not None or stage.weights.members is not None:
             raise ValueError(
-                f"schedule[{place}]: schedule is not supported with one weight per sample; give weights of datasets "
+                f"{named.format(place)}: weights cannot change with one weight per sample; give weights of datasets "
                 "or ranges"
             )
         if stage.weights.ranges != first.ranges:
             raise ValueError(
-                f"schedule[{place}] must have weights for the same ranges as the first weights; 0 leaves a range out"
+                f"{named.format(place)} must have weights for the same ranges as the first weights, "
+                f"{_some(first.ranges)}, got {_some(stage.weights.ranges)}: give 0 to leave a range out"
             )
     return stages
+
+
+def _some(ranges: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(map(str, ranges[:5])) + ", ..." * (len(ranges) > 5)
 
 
 # -- By position ---------------------------------------------------------------------------------------------------
