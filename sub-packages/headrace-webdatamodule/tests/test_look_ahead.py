@@ -296,7 +296,7 @@ with served(Path(sys.argv[1])) as site:
         came.extend(batches)
     assert str(caught.value.shard).startswith(url)
     assert "after 4 attempts" in str(caught.value)
-    assert "to wait longer for the server, give Remote(retry=RetryPolicy(max_attempts=9))" in str(caught.value)
+    assert "to wait longer for the server, give Remote(retry=RetryPolicy(max_attempts=12))" in str(caught.value)
     assert flat(came) == list(range(len(came) * SIZE))
     assert not multiprocessing.active_children()
 

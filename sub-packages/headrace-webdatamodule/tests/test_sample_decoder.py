@@ -1,3 +1,4 @@
+import gc
 import io
 import json
 import pickle
@@ -194,6 +195,7 @@ def test_a_warm_batch_of_small_samples_takes_few_calls(tmp_path: Path) -> None:
     dataset, calls = IndexedShards(tmp_path), list[str]()
     batch = [(i * 37) % 256 for i in range(64)]
     expected = dataset.__getitems__(batch)
+    gc.disable()  # a collection calls the callbacks of other tests' garbage, and hypothesis's own
     sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
     try:
         again = dataset.__getitems__(batch)
@@ -201,6 +203,7 @@ def test_a_warm_batch_of_small_samples_takes_few_calls(tmp_path: Path) -> None:
         alone = dataset[batch[0]]
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert again == expected
     assert alone == expected[0]
     assert of_batch <= 64 * 3 + 20  # to read a sample, to decode it, and its JSON

@@ -264,7 +264,7 @@ class RemoteFiles:
         if is_transient(error):
             attempts = f"after {self._attempts()} attempts"
             if self._attempts() == self._retry.max_attempts:  # else a file system has retries of its own
-                more = self._attempts() + 5
+                more = max(12, self._attempts() + 5)
                 reason += f"; to wait longer for the server, give Remote(retry=RetryPolicy(max_attempts={more}))"
         if isinstance(error, UnboundedBodyError):
             cure = "give cache_dir, and cache_bytes as large as all shards (and no cache_unit='sample')"
