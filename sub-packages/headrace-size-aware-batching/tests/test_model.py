@@ -294,9 +294,23 @@ def test_a_model_of_estimates_gets_the_budget_of_the_device_that_it_is_loaded_on
     device = SimulatedMemory(800_000)
     loaded = BatchMemoryModel.load(tmp_path / "model.json", device)
     assert loaded.budget() == loaded.budget(device) == 0.95 * 800_000
+    assert BatchMemoryModel.load(tmp_path / "model.json", device).budget(reserve=0.5) == 400_000
     loaded.save(tmp_path / "placed.json")
     assert BatchMemoryModel.load(tmp_path / "placed.json").budget() == loaded.budget()
     assert BatchMemoryModel.load(tmp_path / "placed.json", device).budget() == loaded.budget()
+
+
+def test_a_saved_model_of_estimates_keeps_the_budget_that_it_had_first(tmp_path: Path) -> None:
+    path, batches = tmp_path / "model.json", [np.full(count, size) for count in (1, 4, 16) for size in range(9, 99, 6)]
+    model = BatchMemoryModel()
+    model.fit(Peaks.of(batches, [1000 + 70 * int(sizes.sum()) for sizes in batches]))
+    with pytest.raises(ValueError, match="reserve"):
+        model.budget(SimulatedMemory(500_000), reserve=1)
+    assert model.budget(SimulatedMemory(800_000), reserve=0.3) == model.budget() == pytest.approx(560_000)
+    assert model.budget(SimulatedMemory(100_000)) == pytest.approx(70_000)  # another device, with the same reserve
+    model.save(path)
+    assert BatchMemoryModel.load(path).budget() == model.budget()
+    assert BatchMemoryModel.load(path, SimulatedMemory(799_000)).budget() == model.budget()  # a little less is free
 
 
 def test_a_model_loaded_on_another_device_has_its_capacity(tmp_path: Path) -> None:
@@ -408,10 +422,11 @@ def test_report_and_picture(tmp_path: Path) -> None:
 
 def test_the_budget_of_a_device() -> None:
     model = fitted()
-    assert model.budget(SimulatedMemory(1000)) == 950
-    assert model.budget(SimulatedMemory(1000), reserve=0.1) == 900
     with pytest.raises(ValueError, match=r"budget\(\) needs device="):
         model.budget()
+    assert model.budget(SimulatedMemory(1000)) == 950
+    assert model.budget(SimulatedMemory(1000), reserve=0.1) == 900
+    assert model.budget() == 950
     with pytest.raises(ValueError, match="reserve must be from 0 to less than 1, got 1"):
         model.budget(SimulatedMemory(1000), reserve=1)
 

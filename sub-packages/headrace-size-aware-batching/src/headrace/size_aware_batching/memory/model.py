@@ -346,9 +346,14 @@ class BatchMemoryModel:
     def budget(self, device: torch.device | str | DeviceMemory | None = None, reserve: float | None = None) -> float:
         """Return the bytes that a batch may need, for ``max_total_size=``.
 
+        A model without a budget, such as one of estimates, keeps the device's memory and the reserve of the first call:
+        later calls and `save` have the same.
+
         Args:
-            device: The device with the memory; by default the device that `fit_budget` measured or `load` was given.
-            reserve: Share of the memory to leave free; by default ``1 - target`` of `fit_budget`, else 0.05.
+            device: The device with the memory; by default the device that `fit_budget` measured, `load` was given or an
+                earlier call had.
+            reserve: Share of the memory to leave free; by default ``1 - target`` of `fit_budget`, else that of the
+                first call, else 0.05.
 
         Raises:
             ValueError: If no device is known, or the reserve is not from 0 to less than 1.
@@ -359,7 +364,12 @@ class BatchMemoryModel:
                 "model with load(path, device)"
             )
         reserve = self.reserve if reserve is None else checked_reserve(reserve)
-        capacity = self.capacity if device is None else device_memory(device).total()
+        capacity = self.capacity
+        if device is not None:
+            there = device_memory(device)
+            capacity = there.total()
+            if self.capacity is None:
+                self.capacity, self.device_bytes, self.reserve = capacity, device_size(there), reserve
         return float(capacity or 0) * (1 - reserve)
 
     def report(self) -> MemoryReport:
