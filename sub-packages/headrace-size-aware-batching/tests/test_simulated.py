@@ -178,3 +178,24 @@ def test_a_caching_allocator_keeps_blocks_and_loses_what_is_left_over() -> None:
         del pair
         memory.reset_peak()
         assert memory.reserved_peak() > 8_000_000  # a new peak, but nothing was released
+
+
+def test_the_estimate_of_an_lstm_has_the_shape_of_its_curve() -> None:
+    def make_step() -> Callable[[Any], object]:
+        embedding, layer = torch.nn.Embedding(20, 24), torch.nn.LSTM(24, 24, 2, batch_first=True)
+        trained = torch.optim.AdamW([*embedding.parameters(), *layer.parameters()])
+
+        def step(sizes: Any) -> None:
+            trained.zero_grad()
+            layer(embedding(torch.zeros(len(sizes), int(sizes.max()), dtype=torch.long)))[0].sum().backward()
+            trained.step()
+
+        return step
+
+    shapes = [np.full(count, size) for count, size in ((8, 40), (32, 40), (32, 120))]
+    estimated, device = estimate_peaks(make_step, shapes), SimulatedMemory()
+    with device:
+        measured = measure_peaks(make_step(), shapes, device)
+    ratios = measured.allocated / estimated.allocated
+    assert 1 / 2 < ratios.min() <= ratios.max() < 2
+    assert ratios.max() / ratios.min() < 1.15
