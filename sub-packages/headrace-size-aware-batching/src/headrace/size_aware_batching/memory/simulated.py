@@ -172,7 +172,8 @@ def estimate_peaks(
     Args:
         make_step: Creates the model and the optimizer on the CPU, and returns the step: a function of a batch that
             creates the tensors itself. It is called inside the fake mode. The step must not read values (``.item()``,
-            boolean masks), because there are none.
+            boolean masks), because there are none. Give modules their ``dtype=`` when they are constructed: in this
+            mode torch cannot convert one, such as with ``.bfloat16()``.
         batches: As for `measure_peaks`.
         sizes_of: As for `measure_peaks`.
         warm_up: As for `measure_peaks`: optimizers allocate their state in the first steps.
