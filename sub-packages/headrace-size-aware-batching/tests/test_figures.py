@@ -54,16 +54,21 @@ def test_padded_batches_against_the_bound(kind: tuple[int, int]) -> None:
     assert planned.report().largest <= kind[1]
 
 
-@pytest.mark.parametrize("window", [None, 20_000])
-@pytest.mark.parametrize("max_items", [4, 16, 48])
-def test_batches_that_a_count_limits_are_not_padded_up_to_the_budget(max_items: int, window: int | None) -> None:
-    planned, sizes = plan(USUAL, 20_000, strategy="bucketed", cost="padded", max_items=max_items, window=window)
+def check_little_padding(cost: object, max_items: int, window: int | None) -> None:
+    """Check that batches which a count limits are hardly padded, and are hardly more than the fewest."""
+    planned, sizes = plan(USUAL, 20_000, strategy="bucketed", cost=cost, max_items=max_items, window=window)
     report = planned.report()
     counts = np.minimum(USUAL[1] // sizes, max_items)
     assert len(planned) <= 1.04 * (1 / counts).sum() + 5
     assert report.items_max == max_items
     assert report.padding < 0.06
     assert report.largest <= USUAL[1]
+
+
+@pytest.mark.parametrize("window", [None, 20_000])
+@pytest.mark.parametrize("max_items", [4, 16, 48])
+def test_batches_that_a_count_limits_are_not_padded_up_to_the_budget(max_items: int, window: int | None) -> None:
+    check_little_padding("padded", max_items, window)
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.5], ids=["by the size alone", "with a fixed part"])
@@ -78,13 +83,7 @@ def test_batches_by_a_function_that_a_count_limits_are_not_padded_without_need(
         asked.append(count)
         return fixed * USUAL[1] + (1 - fixed) * count * largest
 
-    planned, sizes = plan(USUAL, 20_000, strategy="bucketed", cost=cost, max_items=max_items, window=window)
-    report = planned.report()
-    counts = np.minimum(USUAL[1] // sizes, max_items)
-    assert len(planned) <= 1.04 * (1 / counts).sum() + 5
-    assert report.items_max == max_items
-    assert report.padding < 0.06
-    assert report.largest <= USUAL[1]
+    check_little_padding(cost, max_items, window)
     assert max(asked) <= max_items
 
 

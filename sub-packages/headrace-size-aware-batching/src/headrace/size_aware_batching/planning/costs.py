@@ -74,18 +74,6 @@ class Cost(ABC):
     def sample_work(self, sizes: NDArray[Any], limits: Limits) -> NDArray[np.float64]:
         """Return the work of each sample by itself."""
 
-    def uncapped(
-        self,
-        counts: NDArray[np.int64],
-        largest: NDArray[Any],  # noqa: ARG002  # the counts are whole
-        most: int,  # noqa: ARG002
-    ) -> NDArray[np.int64]:
-        """Return how many samples the cost alone would allow by the largest, descending, for groups of like length.
-
-        ``counts`` are those that were found, which may go no further than ``most``.
-        """
-        return counts
-
     def digest(self, sizes: NDArray[Any], capacity: Capacity | None) -> Any:  # noqa: ARG002  # the name says it all
         """Return what stands for the cost in a fingerprint."""
         return self.name
@@ -291,20 +279,6 @@ class FunctionCost(CountedCost):
     def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # of the largest alone
         """Return the function's value."""
         return real_number(self.function(count, round_up(largest, self.length_multiple)), "cost")
-
-    def uncapped(self, counts: NDArray[np.int64], largest: NDArray[Any], most: int) -> NDArray[np.int64]:
-        """Return counts that grow as the size falls where the function was asked no further: so does the time.
-
-        The function is not asked for more: it may be a table, or know no larger batch.
-        """
-        capped = np.flatnonzero(counts >= most)
-        if not len(capped):
-            return counts
-        longest = round_up(largest[capped], self.length_multiple).astype(np.float64)
-        shrunk = np.divide(longest, longest[0], out=np.zeros_like(longest), where=longest > 0)
-        further = counts.copy()
-        further[capped] = np.minimum(most / np.maximum(shrunk, 1 / UNLIMITED), UNLIMITED).astype(np.int64)
-        return further
 
     def digest(self, sizes: NDArray[Any], capacity: Capacity | None) -> Any:
         """Return the counts that it allows at some sizes: functions have no value of their own."""

@@ -29,6 +29,7 @@ from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, Sl
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
 from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.strata import Strata, kd_order, sort_samples
+from headrace.size_aware_batching.planning.units import round_up
 from headrace.size_aware_batching.planning.windows import (
     PACKED,
     STRATIFIED,
@@ -537,8 +538,8 @@ def choose_packer(largest: NDArray[Any], limits: Limits, options: Options, key: 
         column = largest[:, 0] if largest.shape[1] == 1 else largest
         return SortedPacking(next_fit(column, limits), equal_groups(largest))
     counts = largest_counts(largest[:, 0], limits.capacity, replace(limits, most_items=UNLIMITED))
-    counts = options.batch_cost.uncapped(counts, largest[:, 0], limits.most_items)
-    return padded_packing(counts, limits, tight=options.window is not None)
+    longest = round_up(largest[:, 0], options.length_multiple)
+    return padded_packing(counts, longest, limits, tight=options.window is not None)
 
 
 def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:

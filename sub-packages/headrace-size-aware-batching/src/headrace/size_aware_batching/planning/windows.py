@@ -8,11 +8,12 @@ of an epoch, and the number of its batches is known before any window is drawn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import cut_by_counts
 from headrace.size_aware_batching.planning.packing import lower_bound, pack
@@ -173,16 +174,34 @@ class SortedPacking:
 Packer: TypeAlias = RandomPacking | SortedPacking  # a plan of one window for every epoch, always of as many batches
 
 
-def padded_packing(counts: NDArray[np.int64], limits: Limits, tight: bool) -> SortedPacking:
-    """Cut batches by how many samples the cost allows where each is the largest, ascending.
+def padded_packing(counts: NDArray[np.int64], longest: NDArray[Any], limits: Limits, tight: bool) -> SortedPacking:
+    """Cut batches by how many samples the cost allows where each is the largest, ascending; ``longest`` descends.
 
     Groups are of like cost, also where ``limits.most_items`` allows fewer: padding is then no batch more, but takes
     time. ``tight``: at no cost in batches.
     """
     most = limits.most_items
+    counts = beyond_most(counts, longest, most)
     groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts, most), len(counts))
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
     return SortedPacking(cut_by_counts(np.minimum(counts[begins], most)[groups], limits), groups)
+
+
+def beyond_most(counts: NDArray[np.int64], longest: NDArray[Any], most: int) -> NDArray[np.int64]:
+    """Let counts that end at ``most`` grow as the size falls, as the counts of padded costs do, which stay as they are.
+
+    A cost function is asked for no larger batches: it may be a table, or know none.
+
+    >>> beyond_most(np.array([2, 4, 4, 4]), np.array([50, 30, 20, 10]), 4).tolist()
+    [2, 4, 6, 12]
+    """
+    capped = np.flatnonzero(counts >= most)
+    if not len(capped):
+        return counts
+    shorter = np.maximum(longest[capped] / max(longest[capped[0]], 1 / UNLIMITED), 1 / UNLIMITED)
+    further = counts.copy()
+    further[capped] = np.maximum(counts[capped], np.minimum(most / shorter, UNLIMITED).astype(np.int64))
+    return further
 
 
 def groups_from(begins: NDArray[np.int64], length: int) -> NDArray[np.int64]:
