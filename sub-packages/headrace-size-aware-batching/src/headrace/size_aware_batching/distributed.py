@@ -525,7 +525,7 @@ class DistributedSizeAwareBatchSampler(RunChanges):
             self._order.refuse_other_ranks(replicas)
             if replicas > 1:
                 self._order.refuse_different_orders(self._ranks.mesh)
-        planner, epoch = self._plan_epoch(), self.epoch
+        planner, epoch = self._plan_epoch(at=self._cursor.start), self.epoch
         if rank == 0 and len(self.skipped_indices):
             warn_of_skipped(self.skipped_indices, self.max_total_size)
         if self._cursor.start == 0 and self.tail == "drop":

@@ -165,7 +165,8 @@ class PlanCache:
     def __init__(self, directory: Any) -> None:
         self._said = False
         try:
-            self.directory = Path(os.path.expanduser(os.fsdecode(directory)))  # noqa: PTH111  # that of Path may raise
+            path = os.path.expanduser(os.fsdecode(directory))  # noqa: PTH111  # that of Path may raise
+            self.directory = Path(path).absolute()  # a job may go to another directory later
         except TypeError:
             raise TypeError(
                 f"plan_cache must be the path of a directory, or None, got {shown(directory)} of type "
