@@ -622,7 +622,9 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{name}: {parts[name].get('error', 'done')} ({parts[name]['part took']:.0f} s)", flush=True)
         result = {"dry": options.dry, "machine": machine, "gib": options.gib, "goals": goals(parts)}
         text = json.dumps(result | {"left out": left_out, "parts": parts}, indent=1)
-        (options.out / "gpu.json").write_text(text)
+        unfinished = options.out / "gpu.json.unfinished"
+        unfinished.write_text(text)
+        unfinished.replace(options.out / "gpu.json")  # whoever ends this in between keeps the parts before
     for name, reached in goals(parts).items():
         print(f"{GOALS[name]}: {'not measured' if reached is None else f'{reached:.3g}'}")
     draw(parts, options)
