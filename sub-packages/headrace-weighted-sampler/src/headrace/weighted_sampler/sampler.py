@@ -4,7 +4,6 @@ from __future__ import annotations  # help() shows the names of types, not the u
 
 import operator
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from copy import copy
 from fractions import Fraction
@@ -64,17 +63,11 @@ class _Iteration:
     def __init__(self, start: int, num_replicas: int) -> None:
         self.start = self.block_end = start
         self.num_replicas = num_replicas
-        self.items: list[int] = []  # the block
         self.block: Iterator[int] = iter(())  # a list iterator: its length_hint counts the rest without a cost per item
 
     def position(self) -> int:
         """Positions of the epoch consumed so far, on all ranks, padding included."""
         return self.block_end - self.num_replicas * operator.length_hint(self.block)
-
-    def forget_rest(self) -> None:
-        """Drop what was computed and not yielded; the iteration computes it again."""
-        self.block_end = self.position()
-        del self.items[len(self.items) - operator.length_hint(self.block) :]  # its iterator ends there
 
 
 class WeightedDistributedSampler(DistributedSampler[int]):
@@ -191,8 +184,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
-        self._given: Schedule = schedule  # as constructed, and what `reweight` added
-        self._reweights: list[list[Any]] = []
+        self._schedule = schedule
         self._max_passes = max_passes
         self._parse = partial(
             parse_mixture,
@@ -206,8 +198,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             sizes=sizes,
             stopping=stopping,
         )
-        self._plan()
-        self._taken: dict[int, int] = {}  # by epoch, the end of what take() has returned of it
+        self._plan([])
         self._cursor = EpochCursor()  # its iterations track their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
 
@@ -301,10 +292,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         size = min(most, _FIRST_BLOCK)
         while (low := iteration.block_end) < end:
             high = min(low + size * num_replicas, end)
-            iteration.items = []  # not beside the next block
+            iteration.block = iter(())  # not beside the next block
             indices = self._dealt(epoch, low, high, num_replicas, rank)
-            iteration.items = indices.tolist()
-            iteration.block, iteration.block_end = iter(iteration.items), high
+            iteration.block, iteration.block_end = iter(indices.tolist()), high
             size = min(most, 4 * size)
             yield from iteration.block
         self._cursor.finish(iteration, start, self)
@@ -328,79 +318,21 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         (3,)
         """
         stop = as_int("stop", stop, 0, self.epoch_length)
-        found = self._order.between(self.epoch, as_int("start", start, 0, stop), stop)
-        self._taken = {epoch: end for epoch, end in self._taken.items() if epoch >= self.epoch}
-        self._taken[self.epoch] = max(stop, self._taken.get(self.epoch, 0))
-        return found
-
-    def reweight(self, weights: Weights, position: int | None = None) -> int:
-        """Change the weights from a position on; call it on every rank at the same sample.
-
-        Passes over the sources continue, and shares are exact before and after. The change is one more entry of the
-        schedule. A resumed run needs it: give the returned position and the weights to ``schedule=``, or call this
-        method with both before ``load_state_dict``; a state is refused without it.
-
-        Args:
-            weights: As at construction, for the same sources.
-            position: Of the endless sequence: samples of all ranks and epochs. By default the first position not taken
-                yet: in a running iteration after the samples that it has yielded, with batch samplers after those that
-                ``take`` has returned. Loaders with workers are ahead of the training.
-
-        Returns:
-            The position.
-
-        Warns:
-            UserWarning: If a batch sampler has taken all of the epoch, so that the weights change with the next one.
-
-        Raises:
-            ValueError: If the position was taken or lies before a later change of the schedule, or the weights are not
-                allowed; nothing is changed then.
-
-        >>> sampler = WeightedDistributedSampler(range(100), {(0, 50): 1, (50, 100): 1}, epoch_length=80)
-        >>> indices = iter(sampler)
-        >>> begin = [next(indices) for _ in range(20)]
-        >>> sampler.reweight({(0, 50): 1, (50, 100): 3})
-        20
-        >>> rest = list(indices)
-        >>> sum(index >= 50 for index in begin), sum(index >= 50 for index in rest)
-        (10, 45)
-        """
-        taken = max(self.position, self._taken.get(self.epoch, 0))
-        free = self.epoch * self.epoch_length + taken
-        position = free if position is None else as_int("position", position, 0, MAX_POSITION)
-        if position == 0:
-            raise ValueError("reweight must come after the first samples: construct the sampler with these weights")
-        if position < free:
-            raise ValueError(f"position must be at least {free}, the first that was not taken, got {position}")
-        if position < (last := self._last_change()):
-            raise ValueError(f"position must not lie before the last change of the schedule, at {last}, got {position}")
-        self._parse(schedule=[(position, weights)], named="reweight")  # so that errors name it
-        if position == free and self.position < taken == self.epoch_length:
-            warnings.warn(
-                f"all samples of epoch {self.epoch} were taken, so the weights change with epoch {self.epoch + 1}, at "
-                f"position {position}: to change them earlier, call reweight of the batch sampler or of the loader, "
-                "which know what was delivered",
-                stacklevel=2,
-            )
-        before = self._given, self._reweights
-        self._given = [*(one for one in self._given if one[0] < position), (position, weights)]
-        self._reweights = [one for one in self._reweights if one[0] < position]  # two changes at one position are one
-        self._plan(instead=before)
-        return position
+        return self._order.between(self.epoch, as_int("start", start, 0, stop), stop)
 
     @property
     def reweights(self) -> list[list[Any]]:
         """Changes of the weights that a batch sampler made in mid-run; its states store them.
 
         ``[[position, [weight, ...]], ...]``, with a weight for each source in the order of their samples, in JSON: an
-        int, or a fraction such as ``"3/10"``. They add to those of ``schedule`` and `reweight`, which states do not
-        store. Batch samplers set them when a state is loaded.
+        int, or a fraction such as ``"3/10"``. They add to those of ``schedule``, which states do not store. Batch
+        samplers set them when a state is loaded.
         """
         return [[position, list(weights)] for position, weights in self._reweights]
 
     @reweights.setter
     def reweights(self, changes: Sequence[Sequence[Any]]) -> None:
-        before, checked, last = (self._given, self._reweights), list[list[Any]](), 0
+        checked, last = list[list[Any]](), 0
         for change in changes:
             fault = f"reweights must be [[position, weights], ...] as the mixture gave them, got {shown(change)}"
             if not isinstance(change, (list, tuple)) or len(change) != 2 or not isinstance(change[1], (list, tuple)):
@@ -411,8 +343,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 raise ValueError(f"{fault}: one weight for each of {len(self._spec.sources.parts)} sources")
             checked.append([last, weights])
         if checked != self._reweights:
-            self._reweights = checked
-            self._plan(instead=before)
+            self._plan(checked)
 
     def reweighted(self, weights: Weights, position: int) -> list[list[Any]]:
         """Return `reweights` with one more change, which replaces all from its position on; the sampler is unchanged.
@@ -435,7 +366,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         position = as_int("position", position, 0, MAX_POSITION)
         if position == 0:
             raise ValueError("reweight must come after the first samples: construct the sampler with these weights")
-        if position < (last := max((start for start, _ in self._given), default=0)):
+        if position < (last := max((start for start, _ in self._schedule), default=0)):
             raise ValueError(
                 f"position must not lie before the last change of the schedule, at {last}, got {position}: wait until "
                 "the run is there, or resume it with another schedule, of which the part for later epochs may change"
@@ -457,27 +388,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         ]
         return dict(zip(keys, map(Fraction, weights), strict=True))
 
-    def _last_change(self) -> int:
-        return max((start for start, _ in [*self._given, *self._reweights]), default=0)
-
-    def _plan(self, instead: tuple[Schedule, list[list[Any]]] | None = None) -> None:
-        """Work out the stages of the schedule; where one is refused, what was planned ``instead`` of it stays."""
-        schedule: Schedule = self._given
-        if self._reweights:
-            positions = {position for position, _ in self._reweights}
+    def _plan(self, reweights: list[list[Any]]) -> None:
+        """Work out the stages of the schedule and of the changes in mid-run; where one is refused, nothing changes."""
+        schedule: Schedule = self._schedule
+        if reweights:
+            positions = {position for position, _ in reweights}
             kept = [one for one in schedule if one[0] not in positions]
-            changes = [(position, self._by_source(own)) for position, own in self._reweights]
+            changes = [(position, self._by_source(own)) for position, own in reweights]
             schedule = sorted([*kept, *changes], key=lambda one: one[0])
-        try:
-            spec = cap_passes(self._parse(schedule=schedule), self._max_passes, self.seed)
-        except (TypeError, ValueError):
-            if instead is not None:
-                self._given, self._reweights = instead
-            raise
-        self._spec, self._order = spec, spec.order(self.seed)
+        self._spec = cap_passes(self._parse(schedule=schedule), self._max_passes, self.seed)
+        self._reweights, self._order = reweights, self._spec.order(self.seed)
         self._fingerprints: dict[int, str] = {}  # by the number of stages that they cover
-        if instead is not None and self._cursor.iteration is not None:
-            self._cursor.iteration.forget_rest()
 
     def padded(self, start: int | None = None) -> Indices:
         """Return the samples that are repeated so that every rank gets the same number.
