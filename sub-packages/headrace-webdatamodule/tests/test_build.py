@@ -234,7 +234,9 @@ def test_columns_are_kept_while_the_shards_are_the_same(folder: Path) -> None:
 
 def test_a_damaged_manifest_is_replaced(folder: Path) -> None:
     first = index_shards(folder)
-    (folder / NAME).write_text("{")
+    os.truncate(folder / NAME, 100)
+    with pytest.raises(ManifestError, match="index the directory again"):
+        IndexedShards(folder)
     assert index_shards(folder) == first
 
 

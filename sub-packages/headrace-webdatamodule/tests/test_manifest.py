@@ -1,6 +1,7 @@
 import copy
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 from indexed_sets import UNLIKE, made
@@ -44,6 +46,7 @@ from headrace.webdatamodule.shards.index.manifest import (
 )
 from headrace.webdatamodule.shards.writing.shard_task import result
 from headrace.webdatamodule.shards.writing.write import save_only_manifest
+from headrace.webdatamodule.utils import pickles_to_tars
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
 COUNTS = st.integers(0, 1 << 60)
@@ -128,8 +131,69 @@ def test_a_missing_and_a_damaged_manifest_are_named(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="call index_shards"):
         Manifest.load(tmp_path)
     (tmp_path / NAME).write_text("{}")
-    with pytest.raises(ManifestError, match=r"manifest\.json: this is no manifest"):
+    with pytest.raises(ManifestError, match=r"manifest\.json: this is no manifest of shards: move it away"):
         Manifest.load(str(tmp_path))
+
+
+FOREIGN = b'{"version": 2, "files": {"a.tar": 17}}'
+SAMPLES = [("s1", {"txt": b"1"}), ("s2", {"txt": b"2"})]
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "index_shards": index_shards,
+    "index_shards, forced": lambda folder: index_shards(folder, force=True, drop_columns=True),
+    "headrace-shards index": lambda folder: command_line("index", folder),
+    "write_shards": lambda folder: write_shards(SAMPLES, folder, n_shards=1),
+    "write_shards, another version": lambda folder: write_shards(SAMPLES, folder, n_shards=1, fingerprint="2"),
+    "write_shards, anew": lambda folder: write_shards(SAMPLES, folder, n_shards=1, overwrite=True),
+    "write_shards of a generator": lambda folder: write_shards(
+        iter(SAMPLES), folder, samples_per_shard=2, fingerprint="2"
+    ),
+    "headrace-shards pack": lambda folder: command_line("pack", files_beside(folder), folder, "--overwrite"),
+    "pickles_to_tars": lambda folder: pickles_to_tars(files_beside(folder), ["s1"], "pkl", folder, "p"),
+    "Manifest.save": ONE.save,
+}
+
+
+def files_beside(folder: Path) -> Path:
+    source = folder.with_name("files")
+    source.mkdir()
+    (source / "s1.pkl").write_bytes(pickle.dumps(1))
+    return source
+
+
+def command_line(*words: object) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    raise FileExistsError(done.stderr.decode())
+
+
+@pytest.mark.parametrize("text", [FOREIGN, b"sha256 a.tar\n", changed(version=2).encode()])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_manifest_of_another_program_is_never_replaced(writer: str, text: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    if "index" in writer:
+        write_tars(SAMPLES, folder, n_shards=1)
+    (folder / NAME).write_bytes(text)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(FileExistsError, match=r"manifest\.json.*move it away, or.*symbolic links"):
+        WRITERS[writer](folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(ManifestError, match=r"move it away, or.*symbolic links") as raised:
+        Manifest.load(folder)
+    assert "index the directory again" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", [FOREIGN, b"\xff\xfe", b"[[1, 2], 3]", b""])
+@pytest.mark.parametrize("writer", ["write_shards, anew", "write_shards of a generator", "pickles_to_tars"])
+def test_a_plan_of_another_program_is_never_replaced(writer: str, text: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    note = folder / f"{'p' if writer == 'pickles_to_tars' else 'shard'}.plan.json"
+    note.write_bytes(text)
+    with pytest.raises(FileExistsError, match=r"plan\.json.*move it away, or choose another prefix"):
+        WRITERS[writer](folder)
+    assert [note] == list(folder.iterdir())
+    assert note.read_bytes() == text
 
 
 def test_saving_replaces_what_was_there(tmp_path: Path) -> None:

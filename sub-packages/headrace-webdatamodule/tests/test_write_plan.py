@@ -79,11 +79,9 @@ def test_sizes_of_shards_that_are_not_allowed(tmp_path: Path, size: dict[str, An
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("note", [b"\xff\xfe", b"[[1, 2], 3]", b""])
-def test_a_plan_that_is_none(tmp_path: Path, note: bytes) -> None:
-    (tmp_path / "shard.plan.json").write_bytes(note)
+def test_shards_without_a_plan_are_not_touched(tmp_path: Path) -> None:
     write_shards(some(4), tmp_path, n_shards=2)
-    (tmp_path / "shard.plan.json").write_bytes(note)
+    (tmp_path / "shard.plan.json").unlink()
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(FileExistsError, match=r"another plan, first shard-000000.tar: none is noted"):
         write_shards(some(4), tmp_path, n_shards=2)

@@ -45,6 +45,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     Manifest,
     ShardEntry,
     kept_columns,
+    refuse_foreign,
     store_column,
     unfinished_write,
 )
@@ -95,6 +96,7 @@ def index_shards(
 
     Raises:
         FileNotFoundError: The directory does not exist or has no tar files.
+        FileExistsError: The directory has a `manifest.json` of another program.
         PermissionError: The directory is read-only: index a folder of symbolic links to the tar files.
         IndexVersionError: An index was written by another release, and `force` is False.
         ShardError: A shard is damaged, or cannot be indexed; the manifest stays as it was.
@@ -111,6 +113,7 @@ def index_shards(
     if unfinished:  # a part of a set is not taken for all of it
         raise ManifestError(unfinished)
     paths = _tar_files(folder)
+    refuse_foreign(folder)
     with directory_lock(folder):  # others may add columns to the manifest at the same time
         done = spread(partial(index_shard, force=force), paths, executor, what="indexing")
         described = [(indexed.entry, indexed.members) for indexed in done]

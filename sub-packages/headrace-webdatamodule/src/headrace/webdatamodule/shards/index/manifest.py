@@ -43,6 +43,9 @@ MOST_MANIFEST_BYTES = 1 << 26  # some 400,000 shards
 # Columns of such names hold what a function says of each sample: they are made anew when they are missing.
 DERIVED = "sizes-"
 _MAX_NOTE_BYTES = 1 << 20
+# How a manifest of this release begins, damaged or not; another program's file may have the same name.
+_OURS = re.compile(rb'\s*{\s*"format":\s*"headrace-shards",\s*"version":\s*%d\b' % MANIFEST_VERSION)
+_FOREIGN = "move it away, or make a folder of symbolic links to the .tar files, and use that"
 _READ_BYTES = 1 << 20  # larger columns are mapped
 _MAX_NAME_BYTES = 255  # on all usual file systems
 _Entry = TypeVar("_Entry", "ShardEntry", "ColumnEntry")
@@ -178,20 +181,27 @@ class Manifest:
     def load(cls, directory: str | Path) -> Manifest:
         """Read the manifest of a directory of shards; raise a ManifestError if it is missing or damaged."""
         folder = expanded(directory)
-        path = folder / NAME
+        path, data = folder / NAME, b""
         try:
-            return cls.from_json(read_manifest(folder))
+            data = read_manifest(folder)
+            return cls.from_json(data)
         except FileNotFoundError as error:
             raise ManifestError(_missing(folder)) from error
         except OSError as error:
             raise ManifestError(f"{path} cannot be read ({error}): restore it, or index the directory again") from error
         except ManifestError as error:
-            error.message = f"{path}: {error.message}: index the directory again"
+            cure = "index the directory again" if _OURS.match(data) else _FOREIGN
+            error.message = f"{path}: {error.message}: {cure}"
             raise
 
     def save(self, directory: str | Path) -> None:
-        """Write the manifest to the directory of the shards atomically, unless an equal one is there."""
+        """Write the manifest to the directory of the shards atomically, unless an equal one is there.
+
+        Raises:
+            FileExistsError: A `manifest.json` of another program lies there.
+        """
         path, data = expanded(directory) / NAME, self.to_json().encode()
+        refuse_foreign(path.parent)
         if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
             sync_directory(path.parent)  # the names of what it lists reach the disk first
             atomic_write(path, data)
@@ -200,6 +210,14 @@ class Manifest:
 def read_manifest(directory: str | Path) -> bytes:
     """The bytes of a directory's manifest."""
     return read_plain(Path(directory) / NAME, ManifestError, most=MOST_MANIFEST_BYTES)
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Refuse to write where a file of another program, or of another release, has the manifest's name."""
+    with suppress(FileNotFoundError):
+        if not _OURS.match(read_manifest(directory)):
+            message = f"{directory / NAME} would be overwritten, but is no manifest that this release writes"
+            raise FileExistsError(f"{message}: {_FOREIGN}")
 
 
 def is_plain_name(name: object) -> bool:
@@ -402,8 +420,11 @@ def unfinished_write(directory: Path) -> str | None:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """The plan of a write, as its note says; empty for other files, and where there is none."""
+    """The plan of a write, as its note says; empty where there is none."""
     table = _parsed_note(path)
+    if not table and path.exists():
+        message = f"{path} would be overwritten with the plan of a write, but is another program's"
+        raise FileExistsError(f"{message}: move it away, or choose another prefix")
     if other := _other_release(path, table):
         raise ManifestError(other)
     return table

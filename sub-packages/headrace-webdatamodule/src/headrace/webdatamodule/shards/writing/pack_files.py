@@ -15,7 +15,7 @@ from typing import Any
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock
 from headrace.webdatamodule.shards.format.pack import is_pack_name, unpack
-from headrace.webdatamodule.shards.index.manifest import Manifest, added
+from headrace.webdatamodule.shards.index.manifest import Manifest, added, refuse_foreign
 from headrace.webdatamodule.shards.writing.plan import (
     Plan,
     pack_size,
@@ -79,6 +79,7 @@ def pack_files(
     plan = Plan.of(prefix, bounds, "" if convert else stamps_fingerprint(stamps), packs)
     directory.mkdir(parents=True, exist_ok=True)
     with directory_lock(directory), ThreadPoolExecutor(_THREADS) as threads:
+        refuse_foreign(directory)
         refuse_leftovers(directory, prefix, paths)
         if convert is None:
             for path, start, stop in zip(paths, bounds, bounds[1:], strict=False):

@@ -20,7 +20,14 @@ from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
 from headrace.webdatamodule.shards.index.build import save_manifest
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
-from headrace.webdatamodule.shards.index.manifest import NAME, Manifest, added, check_column, unfinished_write
+from headrace.webdatamodule.shards.index.manifest import (
+    NAME,
+    Manifest,
+    added,
+    check_column,
+    refuse_foreign,
+    unfinished_write,
+)
 from headrace.webdatamodule.shards.writing.executor import progress, refuse_inherited, run
 from headrace.webdatamodule.shards.writing.plan import (
     EMPTY,
@@ -121,8 +128,8 @@ def write_shards(
     Raises:
         TypeError: The samples can be neither indexed nor iterated, or a number is not an int.
         ValueError: A number, the prefix, sizes or columns are not allowed.
-        FileExistsError: The directory holds a finished set and no `fingerprint` is given, or it holds other files, or
-            shards of other samples.
+        FileExistsError: The directory holds a finished set and no `fingerprint` is given, or it holds other files,
+            shards of other samples, or a `manifest.json` of another program.
         ShardError: A sample cannot be read or stored, or a key occurs twice; it names the shard and the sample.
         OSError: Writing failed, for example because the disk is full; the error names the shard.
         BrokenProcessPool: A process was killed, or could not start.
@@ -149,6 +156,7 @@ def write_shards(
     packs = pack_size(bytes_per_pack)
     refuse_inherited()
     everything, folder = _loaded(samples), expanded(directory)
+    refuse_foreign(folder)
     replaces = overwrite or bool(fingerprint)  # else a finished set is left alone
     if not hasattr(everything, "__len__"):
         if n_shards is not None or executor is not None or (processes or 1) > 1 or sizes is not None:
