@@ -396,6 +396,28 @@ def test_a_guard_resumes_with_an_order_that_keeps_no_record() -> None:
     assert list(resumed) == list(batches())
 
 
+@pytest.mark.parametrize(
+    ("change", "names"), [(lambda batches: batches.exclude([3]), "exclude"), (lambda batches: batches.skip(1), "skip")]
+)
+def test_a_guard_refuses_changes_of_the_run_and_checkpoints_of_other_samples(change: Any, names: str) -> None:
+    sampler, refused = of_rank(0), f"{names} of the sampler must not be called in a run of a Trainer"
+    guard = TrainerGuard(sampler)
+    state = begin(guard, loader_of(sampler))
+    guard.on_epoch_begin(None, state, None)
+    batches = iter(sampler)
+    next(batches)
+    guard.on_step_end(None, state, None)
+    change(sampler)
+    with pytest.raises(ValueError, match=refused):
+        guard.on_step_end(None, state, None)
+    saved = json.loads(json.dumps(state.stateful_callbacks["headrace"]))
+    assert saved["sampler"]["step"] == 1
+    resumed = of_rank(0)
+    change(resumed)
+    with pytest.raises(ValueError, match=refused):
+        begin(TrainerGuard(resumed), loader_of(resumed), saved=saved)
+
+
 def test_a_trainer_finds_set_epoch_where_it_looks() -> None:
     sampler = of_rank(0)
     loader: Any = loader_of(sampler)

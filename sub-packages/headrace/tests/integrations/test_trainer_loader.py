@@ -6,32 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from counting import DATA, SIZES, Change, Model
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.integrations import TrainerGuard, TrainerLoader
 from headrace.webdatamodule import ResumableLoader
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
-SIZES = np.random.default_rng(0).integers(5, 121, 203)
-DATA = [{"ids": torch.tensor(number)} for number in range(len(SIZES))]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-class Model(torch.nn.Module):
-    seen: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.register_buffer("seen", torch.zeros(len(DATA), dtype=torch.int64))
-
-    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self.training:
-            self.seen += torch.bincount(ids, minlength=len(DATA))
-        return {"loss": (self.weight - ids.float().mean()).square() * 1e-9}
 
 
 def trainer_of(
@@ -89,17 +73,6 @@ def test_max_steps_of_ones_own_end_the_training_inside_an_epoch(tmp_path: Path) 
     trainer.train()
     assert trainer.state.epoch == pytest.approx(1 + 2 / steps)
     assert set(trainer.model.seen.tolist()) == {1, 2}
-
-
-class Change(TrainerCallback):  # type: ignore[misc]  # of a library that may not be there
-    """Changes the run behind a step."""
-
-    def __init__(self, loader: ResumableLoader, step: int, change: Any) -> None:
-        self.loader, self.step, self.change = loader, step, change
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            self.change(self.loader)
 
 
 @pytest.mark.parametrize("at", [5, "last of an epoch", "last"])

@@ -23,8 +23,9 @@ class TrainerGuard:
     trainer's checkpoints, and refuses to resume if one of them differs. With ``tokens_per_step`` both numbers may
     differ, because the steps stay the same; without it, use `TrainerLoader`. The guard also sets the sampler's epoch,
     even after a resume. It refuses what a ``Trainer`` cannot train on exactly: a loader that shards a rank's batches
-    again; epochs of different lengths, because a ``Trainer`` drops the rest; and, with ``tokens_per_step``, steps whose
-    number of batches is not ``gradient_accumulation_steps``. It reads no data.
+    again; epochs of different lengths, because a ``Trainer`` drops the rest; changes of the run (``exclude``, ``skip``,
+    ``reweight``) after training has begun, because a resume would skip other batches; and, with ``tokens_per_step``,
+    steps whose number of batches is not ``gradient_accumulation_steps``. It reads no data.
 
     The checkpoints also hold the sampler's state with its record of the run, so ``headrace-runs show checkpoint-500
     --step 1234`` lists the samples of any step, except with ``tokens_per_step``. In this state the sampler is ahead of
@@ -39,7 +40,7 @@ class TrainerGuard:
 
     Raises:
         TypeError: If ``sampler`` lacks one of these.
-        ValueError: When training begins, in the cases above; each message says what to do.
+        ValueError: When training begins, or after a step, in the cases above; each message says what to do.
 
     Example:
         >>> from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -53,6 +54,7 @@ class TrainerGuard:
         self._sampler = sampler
         self._length = self._accumulated = 0
         self._saved: Mapping[str, Any] | None = None  # the sampler's state in the checkpoint, until it is loaded
+        self._fingerprint, self._excluded = "", set[int]()  # of the sampler when training began
 
     @never_raises
     def __repr__(self) -> str:
@@ -79,6 +81,10 @@ class TrainerGuard:
         if state.global_step and args.ignore_data_skip:
             raise ValueError("ignore_data_skip must be False, got True: a resume would repeat batches")
         state.stateful_callbacks[_KEY] = own
+        run = self._state()
+        self._fingerprint, self._excluded = own["fingerprint"], _excluded(run)
+        for held in (run, self._saved or {}):
+            self._refuse_changes(held)
         self._length = 0
         for epoch in range(min(state.num_train_epochs, 2)):
             self._begin(epoch)
@@ -87,17 +93,36 @@ class TrainerGuard:
         """Choose the epoch."""
         epoch = int(state.epoch or 0)
         self._restore(epoch)
+        self._refuse_changes(self._state())
         self._begin(epoch)
 
     def on_step_end(self, args: Any, state: Any, *_: Any, **others: Any) -> None:  # noqa: ARG002 -- the Trainer's hook
         """Store the sampler's state, for a checkpoint that is saved after this step."""
-        if hasattr(self._sampler, "state_dict"):
-            state.stateful_callbacks[_KEY][_SAMPLER] = self._sampler.state_dict()
+        if own := self._state():
+            self._refuse_changes(own)
+            state.stateful_callbacks[_KEY][_SAMPLER] = own
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
             return lambda *_, **__: None  # leaves an event of the trainer alone
         raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    def _state(self) -> Mapping[str, Any]:
+        state: Mapping[str, Any] = self._sampler.state_dict() if hasattr(self._sampler, "state_dict") else {}
+        return state
+
+    def _refuse_changes(self, state: Mapping[str, Any]) -> None:
+        """Refuse a run that has changed since training began, or another one than was prepared by ``exclude``."""
+        changed = ["exclude"] * bool(state and _excluded(state) != self._excluded)
+        changed += [name for name in ("skip", "reweight") if any(name in change for change in state.get("run", ()))]
+        if not changed and self._sampler.fingerprint != self._fingerprint:
+            changed = ["reweight"]  # of a mixture without batches of ours, which keeps no record
+        if changed:
+            raise ValueError(
+                f"{' and '.join(changed)} of the sampler must not be called in a run of a Trainer, which resumes by "
+                "counting batches and would lose and repeat samples. Only exclude may be called, before each train(), "
+                "the resumed ones too, for the same samples. A TrainerLoader follows all changes of a run"
+            )
 
     def _restore(self, epoch: int) -> None:
         """Load the record of the run from the checkpoint, at the beginning of an epoch: the Trainer skips batches."""
@@ -304,6 +329,10 @@ class TrainerLoader:
         if name.startswith("on_"):
             return lambda *_, **__: None  # leaves an event of the trainer alone
         raise AttributeError(f"{type(self).__name__} has no {name}")
+
+
+def _excluded(state: Mapping[str, Any]) -> set[int]:
+    return {index for change in state.get("run", ()) for index in change.get("exclude", ())}
 
 
 def _plain(accumulation: Any) -> list[int]:
