@@ -226,6 +226,70 @@ def test_lmdb_keys_choose_entries(tmp_path: Path) -> None:
     assert "'nope'" in pack(source, tmp_path / "none", "--keys", keys, code=2)
 
 
+def named_lmdb(path: Path) -> Path:
+    lmdb = pytest.importorskip("lmdb")
+    with lmdb.open(str(path), max_dbs=2) as environment:
+        for name, letter in ((b"train", b"t"), (b"val", b"v")):
+            database = environment.open_db(name)
+            with environment.begin(write=True, db=database) as writing:
+                for i in range(3):
+                    writing.put(b"%b%d" % (letter, i), letter * 48)
+        with environment.begin(write=True) as writing:
+            writing.put(b"note", b"x" * 48)  # as long as the record of a database
+    return path
+
+
+def test_lmdb_of_named_databases_is_refused_and_one_can_be_chosen(tmp_path: Path) -> None:
+    source, out = named_lmdb(tmp_path / "db"), tmp_path / "out"
+    told = pack(source, out, code=2)
+    assert "the LMDB holds the named databases 'train', 'val': choose one with --db" in told
+    assert not out.exists()
+    pack(source, out, "--db", "val", "--workers", "2", "--n-shards", "2")
+    assert list(IndexedShards(out)) == [{"__key__": f"v{i}", "bin": b"v" * 48} for i in range(3)]
+    keys = tmp_path / "keys"
+    keys.write_text("t2\n")
+    pack(source, tmp_path / "one", "--db", "train", "--keys", keys)
+    assert list(IndexedShards(tmp_path / "one")) == [{"__key__": "t2", "bin": b"t" * 48}]
+    keys.write_text("note\n")
+    pack(source, tmp_path / "note", "--keys", keys)
+    assert list(IndexedShards(tmp_path / "note")) == [{"__key__": "note", "bin": b"x" * 48}]
+    keys.write_text("train\n")
+    assert "named databases 'train': choose" in pack(source, tmp_path / "none", "--keys", keys, code=2)
+    for wrong in ("test", "note"):
+        assert f"there is no database '{wrong}'" in pack(source, tmp_path / "none", "--db", wrong, code=2)
+
+
+@pytest.mark.parametrize("name", ["length", "num_examples", "num-samples", "nextid", "__len__", "__keys__"])
+def test_counts_of_an_lmdb_are_no_samples(name: str, tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    source = lmdb_of(tmp_path / "db")
+    with lmdb.open(str(source)) as environment, environment.begin(write=True) as writing:
+        writing.put(name.encode(), pickle.dumps(6))
+    done = run("pack", source, tmp_path / "out", "--member", "pkl")
+    assert done.returncode == 0
+    assert f"warning: {source}: the entries '{name}' describe the others and are not packed".encode() in done.stderr
+    assert b"--keys" in done.stderr
+    assert [sample["pkl"] for sample in IndexedShards(tmp_path / "out")] == list(range(6))
+    keys = tmp_path / "keys"
+    keys.write_text(f"{name}\n")
+    if name.startswith("__"):
+        assert "cannot be stored" in pack(source, tmp_path / "one", "--keys", keys, code=2)
+    else:
+        pack(source, tmp_path / "one", "--keys", keys)
+        assert len(IndexedShards(tmp_path / "one")) == 1
+
+
+@pytest.mark.parametrize("key", [b"__meta__", b"\xff\xfe", b"/a"])
+def test_an_lmdb_key_that_no_sample_can_have_names_the_cure(key: bytes, tmp_path: Path) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    source = lmdb_of(tmp_path / "db")
+    with lmdb.open(str(source)) as environment, environment.begin(write=True) as writing:
+        writing.put(key, b"?")
+    told = pack(source, tmp_path / "out", code=2)
+    assert f"{source}: the entry {key!r} " in told.replace("\\\\", "\\")
+    assert "list the keys to pack in a file for --keys" in told
+
+
 def test_what_is_no_lmdb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.lmdb").write_bytes(b"no database" * 1000)
     assert "a.lmdb" in pack(tmp_path / "a.lmdb", tmp_path / "out", code=2)

@@ -233,8 +233,8 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
     " first dot are one sample: a.txt and a.json make the sample 'a' with the members 'txt' and 'json', sorted by"
     " key. A FASTA record is a sample whose key is its number, with the members 'id.txt' (the header line without"
     " '>') and 'seq.txt' (the letters); with --key-from id, the key is the first word of the header line, with"
-    " dashes for dots and slashes. An entry of an LMDB is a sample with one member. OUT must not hold other tar files;"
-    " packing the same sources again changes nothing, or completes an interrupted run.",
+    " dashes for dots and slashes. An entry of an LMDB is a sample with one member; known counts, such as 'length',"
+    " are left out. OUT must not hold other tar files; packing the same sources again changes nothing, or completes an interrupted run.",
     _arg("sources", nargs="+", type=local_path, metavar="SOURCE", help="directories, FASTA files (.gz too) or LMDBs"),
     _arg("out", type=local_path, metavar="OUT", help="output directory; created if it does not exist"),
     _arg("--from", dest="kind", choices=KINDS, help="type of the sources (default: from their names)"),
@@ -263,6 +263,7 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
     _arg("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)"),
     _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id: first word of the header"),
     _arg("--overwrite", action="store_true", help="replace existing shards, for example after files have changed"),
+    _arg("--db", metavar="NAME", help="database of an LMDB that holds several under names"),
     _arg("--keys", type=local_path, metavar="FILE", help="file of the LMDB keys to pack, one per line (default: all)"),
     _WORKERS,
 )

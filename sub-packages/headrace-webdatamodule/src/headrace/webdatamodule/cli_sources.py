@@ -14,7 +14,7 @@ import shutil
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cache
 from itertools import accumulate, chain
@@ -29,17 +29,21 @@ from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.plan import stored_bytes
 from headrace.webdatamodule.shards.writing.sample_sources import Files, FilesOfSample, SampleSource, stamp
-from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample, check_key
 
 KINDS = ("files", "fasta", "lmdb")
 KEYS_FROM = ("number", "id")
 _PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
 _FASTA = (*_PLAIN, *(f"{ending}.gz" for ending in _PLAIN))
 _LMDB = (".lmdb", ".mdb")
-_OPTIONS = {"split_at": "files", "member": "lmdb", "key_from": "fasta"}
+_OPTIONS = {"split_at": "files", "member": "lmdb", "db": "lmdb", "key_from": "fasta"}
 _RECORD = re.compile(rb"^>", re.MULTILINE)
 _WITHOUT_LETTERS = re.compile(rb"^>[^\r\n]*+\s*+(?=^>|\Z)", re.MULTILINE)
 _DIGITS = 9
+# What writers of LMDBs put beside the samples: TAPE, Open Catalyst, ASE, text recognition, tensorpack.
+_COUNTS = {b"length", b"num_examples", b"num-samples", b"nextid", b"deleted_ids", b"metadata", b"__len__", b"__keys__"}
+_DATABASE_BYTES = 48  # of the record of a named database in the one that holds the names
+_MOST_DATABASES = 128
 # Shards of short records grow by the blocks of a tar; below this size nobody minds.
 _GROWTH, _MIB = 4, 2**20
 _MINDED = 16 * _MIB
@@ -105,7 +109,8 @@ def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Sampl
         return find_files(paths, split_at=options.split_at or "first", warn=warn)
     if found == "lmdb":
         wanted = None if options.keys is None else _read_keys(options.keys)
-        return Chain([Entries(path, "bin" if options.member is None else options.member, wanted) for path in paths])
+        member = "bin" if options.member is None else options.member
+        return Chain([Entries(path, member, wanted, db=options.db, warn=warn) for path in paths])
     records: list[Fasta] = []
     for path in paths:
         plain = _decompressed(path, scratch)
@@ -343,16 +348,42 @@ def _decompressed(path: Path, scratch: Path) -> Path:
 class Entries(SampleSource):
     """The entries of an LMDB. Bytes are copied as they are: nothing is unpickled."""
 
-    def __init__(self, path: Path, member: str, keys: Sequence[str] | None = None) -> None:
-        self._path, self._member = str(path), member
+    def __init__(
+        self, path: Path, member: str, keys: Sequence[str] | None = None, *, db: str | None = None, warn: Warn
+    ) -> None:
+        self._path, self._member, self._db = str(path), member, db
         wanted = None if keys is None else [os.fsencode(key) for key in keys]
         with self._reading(buffers=True) as reading:
             pairs = ((bytes(key), len(value)) for key, value in reading.cursor())
             found = list(pairs) if wanted is None else [(key, self._length(reading, key)) for key in wanted]
+            if db is None:
+                self._refuse_databases([key for key, size in found if size == _DATABASE_BYTES])
+        if wanted is None:
+            if counts := ", ".join(repr(os.fsdecode(key)) for key, _ in found if key in _COUNTS):
+                message = f"{self._path}: the entries {counts} describe the others and are not packed"
+                warn(f"{message}: if they are samples, list all keys to pack in a file for --keys")
+            found = [(key, size) for key, size in found if key not in _COUNTS]
         if not found:
             raise ValueError(f"{self._path}: the LMDB holds no entries")
         self._keys = [key for key, _ in found]
         self._nbytes = np.array([size for _, size in found], np.int64)
+        self._refuse_keys()
+
+    def _refuse_databases(self, keys: Sequence[bytes]) -> None:
+        """Refuse the records of named databases: these are no samples."""
+        if names := list(_databases(self._path, keys)):
+            message = f"{self._path}: the LMDB holds the named databases {', '.join(map(repr, names))}"
+            raise ValueError(f"{message}: choose one with --db")
+
+    def _refuse_keys(self) -> None:
+        """Refuse keys that no sample can have."""
+        for key in self._keys:
+            try:
+                check_key(_sample_key(key))
+            except ShardError as error:
+                message = f"{self._path}: the entry {key!r} cannot be packed: {error.message}"
+                cure = "list the keys to pack in a file for --keys, or write the samples in Python with write_shards"
+                raise ValueError(f"{message}; {cure}") from error
 
     def _length(self, reading: Any, key: bytes) -> int:
         value = reading.get(key)
@@ -396,8 +427,12 @@ class Entries(SampleSource):
         except ImportError as error:
             raise ImportError("reading an LMDB needs the package lmdb: pip install lmdb") from error
         try:
-            with _open_lmdb(self._path, os.getpid()).begin(buffers=buffers) as reading:
+            opened = _open_lmdb(self._path, os.getpid())
+            db = None if self._db is None else opened.open_db(os.fsencode(self._db), create=False)
+            with opened.begin(db=db, buffers=buffers) as reading:
                 yield reading
+        except (lmdb.IncompatibleError, lmdb.NotFoundError) as error:
+            raise ValueError(f"{self._path}: there is no database {self._db!r} in the LMDB: correct --db") from error
         except lmdb.Error as error:
             raise ValueError(f"{self._path}: it cannot be read as an LMDB: {error}") from error
 
@@ -407,7 +442,19 @@ def _open_lmdb(path: str, process: int) -> Any:  # noqa: ARG001 - a part of what
     import lmdb
 
     folder = Path(path).is_dir()
-    return lmdb.open(path, subdir=folder, readonly=True, create=False, lock=False, readahead=False)
+    return lmdb.open(
+        path, subdir=folder, readonly=True, create=False, lock=False, readahead=False, max_dbs=_MOST_DATABASES
+    )
+
+
+def _databases(path: str, keys: Sequence[bytes]) -> Iterator[str]:
+    """Those keys that name databases."""
+    import lmdb
+
+    for key in keys:
+        with suppress(lmdb.IncompatibleError, lmdb.DbsFullError):
+            _open_lmdb(path, os.getpid()).open_db(key, create=False)
+            yield os.fsdecode(key)
 
 
 def _sample_key(key: bytes) -> str:
