@@ -234,7 +234,8 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
     " key. A FASTA record is a sample whose key is its number, with the members 'id.txt' (the header line without"
     " '>') and 'seq.txt' (the letters); with --key-from id, the key is the first word of the header line, with"
     " dashes for dots and slashes. An entry of an LMDB is a sample with one member; known counts, such as 'length',"
-    " are left out. OUT must not hold other tar files; packing the same sources again changes nothing, or completes an interrupted run.",
+    " are left out. OUT must not hold other tar files; packing the same sources again changes nothing, or completes an"
+    " interrupted run.",
     _arg("sources", nargs="+", type=local_path, metavar="SOURCE", help="directories, FASTA files (.gz too) or LMDBs"),
     _arg("out", type=local_path, metavar="OUT", help="output directory; created if it does not exist"),
     _arg("--from", dest="kind", choices=KINDS, help="type of the sources (default: from their names)"),
