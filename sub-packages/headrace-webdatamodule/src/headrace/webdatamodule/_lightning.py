@@ -119,9 +119,11 @@ class FitLoop(Loop):
             inner.batch_progress.current.completed = steps - ended  # reset() adds the batch of on_train_batch_end
             total.ready = total.started = total.processed = total.completed + ended
             inner.restarting = steps > 0
-            if not steps and loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
-                loop.epoch_progress.increment_completed()
-                loop.reset_restart_stage()
+            epochs = loop.epoch_progress
+            if not steps and epochs.current.started == epochs.current.processed:  # the epoch that was saved is over
+                if loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
+                    epochs.increment_completed()
+                loop.reset_restart_stage()  # else the next one would never count as started
 
     def resize(self, length: int) -> None:
         """Let the trainer end its epoch where the loader's ends: there it validates, and takes the last step."""

@@ -1,0 +1,84 @@
+"""Laws of a trainer's checkpoints, whoever gave the loader: resumed again and again, or with another class."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from indexed_runs import RESTORE, TRAIN, Model, Save, Stateful, keys, trainer
+from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
+
+from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, ResumableLoader
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+]
+SAMPLES = [{"__key__": f"t{i:02d}", "txt": "x" * (1 + i * 7 % 10)} for i in range(TRAIN)]
+SIZES = [len(sample["txt"]) for sample in SAMPLES]
+BATCHES: dict[str, Any] = {"plain": {"batch_size": 3}, "uneven": {"batch_sampler": Stateful, "sizes": SIZES}}
+
+
+def loader(kind: str = "plain") -> ResumableLoader:
+    batches: Any = DistributedBatchSampler(TRAIN, 3, num_replicas=1, rank=0, seed=1)
+    if kind == "uneven":
+        batches = Stateful(SIZES, sampler=None, num_replicas=1, rank=0, seed=1)
+    return ResumableLoader(SAMPLES, batches, collate_fn=keys)
+
+
+def module(kind: str = "plain", of: type[MapDataModule] = MapDataModule, **options: Any) -> MapDataModule:
+    chosen = {**BATCHES[kind], "collate_fn": keys, "seed": 1, "num_replicas": 1, "rank": 0, **options}
+    return of({"train": SAMPLES}, **chosen)
+
+
+def fit(given: Any, *callbacks: Callback, path: Any = None, asks: bool = False, **options: Any) -> Model:
+    model, validates = Model(asks=asks), "val_check_interval" in options
+    name = "datamodule" if isinstance(given, MapDataModule) else "train_dataloaders"
+    running = trainer(*callbacks, **{"num_sanity_val_steps": 0, **options})
+    loaders: dict[str, Any] = {name: given}
+    if validates and name == "datamodule":
+        given.val_dataloader = lambda: DataLoader(["v"])  # type: ignore[arg-type]
+    elif validates:
+        loaders["val_dataloaders"] = DataLoader(["v"])  # type: ignore[arg-type]
+    running.fit(model, ckpt_path=path, **loaders, **RESTORE)
+    return model
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "max_steps": {"max_epochs": -1, "max_steps": 17},
+    "limit": {"limit_train_batches": 4},
+    "reload": {"reload_dataloaders_every_n_epochs": 1},
+    "steps between validations": {"val_check_interval": 3},
+    "share between validations": {"val_check_interval": 0.5},
+    "validations over epochs": {"val_check_interval": 3, "check_val_every_n_epoch": None},
+}
+TWICE = [
+    pytest.param(
+        *(given, kind, name, asks),
+        marks=()
+        if asks == ((place + turn) % 2 == 0) and (turn == 0 or name in ("plain", "steps between validations"))
+        else pytest.mark.nightly,
+    )
+    for turn, (given, kind) in enumerate([("loader", "plain"), ("loader", "uneven"), ("module", "plain")])
+    for place, name in enumerate(OPTIONS)
+    for asks in (False, True)
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "name", "asks"), TWICE)
+def test_a_run_that_resumed_at_the_end_of_an_epoch_resumes_in_the_next(
+    tmp_path: Path, given: str, kind: str, name: str, asks: bool
+) -> None:
+    def run(*callbacks: Callback, path: Any = None) -> Model:
+        made = loader(kind) if given == "loader" else module(kind)
+        return fit(made, *callbacks, path=path, asks=asks, **OPTIONS[name])
+
+    first, second = Save(tmp_path), Save(tmp_path / "second")
+    whole = run(first).seen
+    end = next(number for number, (epoch, _) in enumerate(whole) if epoch == 1)
+    last = {hook: path for path, hook, done in first.saved if done == end and hook in ("batch end", "val end")}
+    for path in last.values():
+        assert run(second, path=path).seen == whole[end:]
+        middle = next(path for path, hook, done in second.saved if (hook, done) == ("batch end", 2))
+        assert run(path=middle).seen == whole[end + 2 :]
