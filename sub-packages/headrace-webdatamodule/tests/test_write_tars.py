@@ -1,13 +1,15 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_tars
+from headrace.webdatamodule import IndexedShards, ShardError, index_shards, write_shards, write_tars
 from headrace.webdatamodule.shards.writing.pack_files import list_members
 from headrace.webdatamodule.shards.writing.plan import (
     shards_of_prefix,
 )
+from headrace.webdatamodule.utils import pickles_to_tars
 
 
 def samples(n: int) -> list[tuple[str, dict[str, bytes]]]:
@@ -27,6 +29,31 @@ def test_no_shard_may_be_empty(tmp_path: Path, n_shards: int, allowed: str) -> N
 def test_a_number_of_shards_that_is_none(tmp_path: Path, n_shards: Any) -> None:
     with pytest.raises(TypeError, match=f"n_shards must be an int >= 1, got {n_shards!r}"):
         write_tars(samples(3), tmp_path / "new", n_shards=n_shards)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", Path("s3://bucket/a"), "file:///a", "simplecache::s3://bucket/a"])
+def test_a_url_is_no_directory_to_write_to(url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    writers: dict[str, Callable[[], object]] = {
+        "directory": lambda: write_tars(samples(3), url, n_shards=1),
+        "directory ": lambda: write_shards(samples(3), url, n_shards=1),
+        "directory  ": lambda: write_shards(iter(samples(3)), url, samples_per_shard=1),
+        "dir_output": lambda: pickles_to_tars(tmp_path, ["a"], "txt", url, "p"),
+    }
+    for name, writer in writers.items():
+        with pytest.raises(
+            ValueError, match=f"{name.strip()} must be a local one, got .*: write the shards, then copy"
+        ):
+            writer()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_folder_with_a_colon_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tars(samples(3), "run: 3/train", n_shards=1)
+    write_tars(samples(3), "3:00/train", n_shards=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3:00", "run: 3"]
 
 
 def test_samples_keep_their_order_over_the_shards(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from headrace.webdatamodule._arguments import checked_int
-from headrace.webdatamodule.shards.format.files import expanded
+from headrace.webdatamodule.shards.format.files import expanded, output_directory
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 
 __all__ = ["pickles_to_tars"]
@@ -45,7 +45,7 @@ def pickles_to_tars(
         FileNotFoundError: Files are missing; raised before anything is written.
         FileExistsError: Shards of the same prefix that hold other samples lie there.
         TypeError: `min_num_shards` or `bytes_per_pack` is no int.
-        ValueError: There are no names, or one of these numbers is not allowed.
+        ValueError: There are no names, one of these numbers is not allowed, or `dir_output` is a URL.
         ShardError: Two names get the same key, or a sample cannot be stored.
         ManifestError: Files have changed, and a manifest has columns that belong to the shards as they are.
 
@@ -68,7 +68,7 @@ def pickles_to_tars(
         expanded(dir_input),
         list(input_prefix_subset),
         suffixes,
-        expanded(dir_output),
+        output_directory("dir_output", dir_output),
         n_shards=min_num_shards,
         prefix=output_prefix,
         convert=func_output_data,

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import mmap
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
 _NEAR, _AHEAD = 1 << 12, 1 << 20  # bytes: a read this near the last one reads ahead
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.:-]+:/")  # with one slash, which is what a path leaves of two
 _log = logging.getLogger(__name__)
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -118,6 +120,13 @@ def read_or_map(path: str | Path, error: type[ShardError], *, most_read: int) ->
 def expanded(place: str | os.PathLike[str]) -> Path:
     """A path with a leading "~" replaced by the home of the user; unchanged where there is no such user."""
     return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
+
+
+def output_directory(name: str, place: str | os.PathLike[str]) -> Path:
+    """A directory of this machine to write to, which the argument `name` gives; a URL would become a folder "s3:"."""
+    if _URL.match(str(place)):
+        raise ValueError(f"{name} must be a local one, got {str(place)!r}: write the shards, then copy them")
+    return expanded(place)
 
 
 def _refuse_kind(path: str | Path, mode: int, error: type[ShardError]) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
-from headrace.webdatamodule.shards.format.files import directory_lock, expanded, sync_directory
+from headrace.webdatamodule.shards.format.files import directory_lock, output_directory, sync_directory
 from headrace.webdatamodule.shards.index.build import save_manifest
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.manifest import (
@@ -127,7 +127,7 @@ def write_shards(
 
     Raises:
         TypeError: The samples can be neither indexed nor iterated, or a number is not an int.
-        ValueError: A number, the prefix, sizes or columns are not allowed.
+        ValueError: A number, the prefix, sizes or columns are not allowed, or `directory` is a URL.
         FileExistsError: The directory holds a finished set and no `fingerprint` is given, or it holds other files,
             shards of other samples, or a `manifest.json` of another program.
         ShardError: A sample cannot be read or stored, or a key occurs twice; it names the shard and the sample.
@@ -149,13 +149,12 @@ def write_shards(
         raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
     if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
         raise ValueError(f"executor must have a method submit, and goes without workers, got {executor!r}, {workers!r}")
-    if "://" in str(directory):
-        raise ValueError(f"directory must be a local one, got {str(directory)!r}: write the shards, then copy them")
+    folder = output_directory("directory", directory)
     shard_paths(Path(), prefix, 0)
     size = shard_size(samples_per_shard, bytes_per_shard, n_shards)
     packs = pack_size(bytes_per_pack)
     refuse_inherited()
-    everything, folder = _loaded(samples), expanded(directory)
+    everything = _loaded(samples)
     refuse_foreign(folder)
     replaces = overwrite or bool(fingerprint)  # else a finished set is left alone
     if not hasattr(everything, "__len__"):
@@ -401,7 +400,7 @@ def write_tars(
 
     Raises:
         TypeError: `n_shards` is not an int.
-        ValueError: `n_shards` or `prefix` is not allowed.
+        ValueError: `n_shards` or `prefix` is not allowed, or `directory` is a URL.
         FileExistsError: The directory holds further shards of this prefix, which readers would take for
             a part of the new set.
         ShardError: A key occurs twice or cannot be stored, or a member is not bytes.
@@ -412,7 +411,8 @@ def write_tars(
     >>> [path.name for path in paths]
     ['wdshards-000000.tar', 'wdshards-000001.tar']
     """
-    bounds, target, packs = shard_bounds(len(samples), n_shards), expanded(directory), pack_size(bytes_per_pack)
+    bounds, packs = shard_bounds(len(samples), n_shards), pack_size(bytes_per_pack)
+    target = output_directory("directory", directory)
     paths = shard_paths(target, prefix, len(bounds) - 1)
     target.mkdir(parents=True, exist_ok=True)
     refuse_leftovers(target, prefix, paths)
