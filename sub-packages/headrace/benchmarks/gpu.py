@@ -9,7 +9,8 @@ that a step is short and there are many. Parts, each with what it needs and noth
 
 ``fit``    fits the memory of padded and of packed batches and measures other batches of an epoch: each in an emptied
            allocator (cold), and one after another (warm), at 0.95 of the memory
-``speed``  real tokens a second of five ways to batch, by CUDA events, in turns of a random order
+``speed``  real tokens a second of five ways to batch, by CUDA events, in turns of a random order, each with a warm
+           allocator, and how often that asked the device for memory
 ``oom``    the time of a step that runs out of memory once, and of the next fifty
 ``feed``   the same batches from workers through pinned memory, and resident on the device
 
@@ -253,6 +254,9 @@ class Clock:
         return [before.elapsed_time(after) / 1000 for before, after in pairs]
 
 
+FITTED: dict[tuple[str, bool], BatchMemoryModel] = {}
+
+
 @dataclass
 class Trained:
     """A model in training, its data and the device."""
@@ -288,6 +292,12 @@ class Trained:
         self.optimizer.zero_grad()
         torch.autograd.backward(self.model(batch))
         self.optimizer.step()
+
+    def fitted(self, packed: bool) -> BatchMemoryModel:
+        """Return the memory of a batch, fitted once for all parts."""
+        if (self.name, packed) not in FITTED:
+            FITTED[self.name, packed] = self.fit(packed)
+        return FITTED[self.name, packed]
 
     def fit(self, packed: bool) -> BatchMemoryModel:
         """Fit the memory of a batch."""
@@ -328,7 +338,7 @@ def fit(name: str, packed: bool, options: argparse.Namespace) -> dict[str, Any]:
     trained = Trained(name, options)
     with trained.simulated():
         begin = time.perf_counter()
-        memory = trained.fit(packed)
+        memory = trained.fitted(packed)
         seconds = time.perf_counter() - begin
         batches = trained.planned(memory, packed, epoch=3)
         cold = measure_peaks(
@@ -412,7 +422,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     trained = Trained("esm", options)
     sizes = trained.sizes(packed=False)
     with trained.simulated():
-        memory, of_packed = trained.fit(packed=False), trained.fit(packed=True)
+        memory, of_packed = trained.fitted(packed=False), trained.fitted(packed=True)
         safe = memory.max_items(int(sizes.max()), memory.budget())
         levels = np.unique(np.quantile(sizes, (0.05, 0.25, 0.5, 0.75, 1.0)).astype(int)).tolist()
         tokens = int(min(memory.max_items(length, memory.budget()) * length for length in levels))
@@ -425,7 +435,8 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         if importlib.util.find_spec("lhotse") is not None:
             arms["lhotse, 30 buckets"] = False, lhotse_buckets(sizes, tokens)
         found: dict[str, Any] = {
-            name: {"tokens": 0, "seconds": 0.0, "steps": 0, "retries": 0, "out of memory": 0} for name in arms
+            name: dict.fromkeys(("tokens", "padded", "seconds", "steps", "allocations", "retries", "out of memory"), 0)
+            for name in arms
         }
         endless = {name: cycle(batches) for name, (_, batches) in arms.items()}
         rng = np.random.default_rng(options.seed)
@@ -442,30 +453,40 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def turn(trained: Trained, packed: bool, batches: Iterator[NDArray[np.int64]], found: dict[str, Any]) -> None:
-    """Train with one way for its share of the time, after three steps that warm up; a step that runs out ends it."""
+    """Train with one way for its share of the time, after a third of it as a warm-up; a step that runs out ends it."""
     cuda = not trained.options.dry
     free_memory()  # what the way before has cached
-    before, clock, real = alloc_retries(), Clock(cuda), 0
+    share, clock, real, padded = trained.options.seconds / trained.options.turns, Clock(cuda), 0, 0
     try:
-        for _ in range(3):
+        until = time.perf_counter() + share / 3
+        while time.perf_counter() < until:
             trained.step(trained.batch(next(batches), packed))
-        if cuda:
-            torch.cuda.synchronize()
-        until = time.perf_counter() + trained.options.seconds / trained.options.turns
+            if cuda:
+                torch.cuda.synchronize()
+        before, allocations = alloc_retries(), device_allocations(cuda)
+        until = time.perf_counter() + share
         clock.mark()
         while time.perf_counter() < until:
             batch = trained.batch(next(batches), packed)
             trained.step(batch)
             clock.mark()
             real += batch.real
+            padded += batch.tokens.numel()
     except torch.OutOfMemoryError:
         found["out of memory"] += 1
         return
     seconds = clock.seconds()
     found["tokens"] += real
+    found["padded"] += padded
+    found["allocations"] += device_allocations(cuda) - allocations
     found["steps"] += len(seconds)
     found["seconds"] += sum(seconds)
     found["retries"] += alloc_retries() - before
+
+
+def device_allocations(cuda: bool) -> int:
+    """Return how often the allocator asked the device for memory so far."""
+    return int(torch.cuda.memory_stats(0)["num_device_alloc"]) if cuda else 0
 
 
 def oom(options: argparse.Namespace) -> dict[str, Any]:
@@ -482,7 +503,7 @@ def oom(options: argparse.Namespace) -> dict[str, Any]:
         return loss
 
     with trained.simulated():
-        memory = trained.fit(packed=False)
+        memory = trained.fitted(packed=False)
         planned = trained.planned(memory, packed=False, epoch=0)
         batch = trained.batch(planned[int(np.argmax([len(each) for each in planned]))], packed=False)
         clock = Clock(not options.dry)
@@ -526,7 +547,7 @@ def feed(options: argparse.Namespace) -> dict[str, Any]:
     trained = Trained("esm", options)
     cuda = not options.dry
     with trained.simulated():
-        memory = trained.fit(packed=False)
+        memory = trained.fitted(packed=False)
     batches = trained.planned(memory, packed=False, epoch=0)[: options.fed]
 
     def rate(made: Iterable[Batch]) -> float:
@@ -582,16 +603,16 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dry", action="store_true", help="on the CPU with tiny models: shows only that it runs")
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of gpu.json and gpu.png")
     parser.add_argument("--gib", type=float, help="memory that the allocator may use (default 40; dry 0.006)")
-    parser.add_argument("--seconds", type=float, help="of each way to batch (default 45)")
+    parser.add_argument("--seconds", type=float, help="of each way to batch, a third more to warm up (default 30)")
     parser.add_argument("--minutes", type=float, default=8, help="after which no part begins")
     parser.add_argument("--parts", nargs="*", choices=[*PARTS], default=[*PARTS], help="leave out the others")
     parser.add_argument("--seed", type=int, default=0, help="of the order of turns")
     options = parser.parse_args(words)
     dry = options.dry
     options.gib = options.gib or (0.006 if dry else 40)
-    options.seconds = options.seconds or (0.2 if dry else 45)
+    options.seconds = options.seconds or (0.2 if dry else 30)
     options.samples, options.cold, options.warm = (300, 4, 6) if dry else (100_000, 40, 200)
-    options.turns, options.after, options.fed, options.workers = (1, 3, 4, 1) if dry else (3, 50, 100, 8)
+    options.turns, options.after, options.fed, options.workers = (1, 3, 4, 1) if dry else (2, 50, 100, 8)
     if not dry and not torch.cuda.is_available():
         parser.error("there is no CUDA device here: use a machine that has one, or --dry")
     return options

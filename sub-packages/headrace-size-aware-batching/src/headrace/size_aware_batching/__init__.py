@@ -69,4 +69,10 @@ __all__ = [
     "token_weighted_loss",
 ]
 
-__version__ = version("headrace-size-aware-batching")
+__version__: str  # of the distribution; the sources also run from a folder on the path
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        return version("headrace-size-aware-batching")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

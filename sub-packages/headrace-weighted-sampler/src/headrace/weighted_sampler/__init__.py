@@ -22,4 +22,10 @@ __all__ = [
     "plot_mixture",
 ]
 
-__version__ = version("headrace-weighted-sampler")
+__version__: str  # of the distribution; the sources also run from a folder on the path
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        return version("headrace-weighted-sampler")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
