@@ -4,7 +4,7 @@ import copy
 import pickle
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, UserList
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -400,8 +400,9 @@ def test_a_copy_goes_on_where_the_original_is(made: Any) -> None:
     assert list(other) == list(batches)
 
 
-def test_sizes_may_be_lists_maps_floats_and_columns() -> None:
-    parts = [[3, 4], torch.tensor([5, 1]), np.array([2.5, 0.5])]
+@pytest.mark.parametrize("kind", [list, tuple, UserList])
+def test_sizes_may_be_lists_maps_floats_and_columns(kind: Any) -> None:
+    parts = kind([[3, 4], torch.tensor([5, 1]), np.array([2.5, 0.5])])
     sampler = BlockwiseSizeAwareBatchSampler(parts, 6, block=3, strategy="sequential", shuffle=False)
     assert sampler.n_samples == 6
     assert sorted(index for batch in sampler for index in batch) == list(range(6))

@@ -1,5 +1,6 @@
 """Options of loaders, integers, seeds, and options in words."""
 
+from collections import UserDict, UserList
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,7 @@ def made(by: int) -> Any:
         (0.3, np.float64(0.3)),
         (1, 1.0),
         ([1, 2], (1, 2)),
+        ([1, {"a": [2]}], UserList([1, UserDict({"a": UserList([2])})])),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         (partial(sorted, key=len, reverse=True), partial(sorted, reverse=True, key=len)),
         (made(1), made(1)),

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+from collections import UserList
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,7 @@ def test_descriptions_hold_seeds_and_sizes_and_nothing_of_functions() -> None:
     assert of(wds.filters.detshuffle(4, seed=1)) != of(wds.filters.detshuffle(4, seed=2))
     assert of(partial(sorted, key=len)) != of(partial(sorted, key=len, reverse=True))
     assert of(partial(sorted, key=len)) == of(partial(sorted, key=str))
+    assert of(partial(sorted, by=UserList([1, 2]))) == of(partial(sorted, by=[1, 2])) != of(partial(sorted, by=[1, 3]))
 
 
 def test_splits_may_be_given_by_their_names(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_cannot_be_changed_is_refused_and_nothing_moves() -> None:
             sampler.reweighted(weights, position)
     for damage in (["x"], [[7]], [[7, [1, 1]]], [[0, [1, 1, 1]]], [[400, ["1/0", 1, 1]]], [[400, [0, 0, 0]]]):
         with pytest.raises(ValueError, match=r"reweights|weight above 0"):
-            sampler.reweights = damage  # type: ignore[assignment]
+            sampler.reweights = damage
     assert sampler.reweights == []
     assert list(sampler) == mixture(schedule=schedule).take(0, 600).tolist()
     with pytest.raises(ValueError, match="it takes no schedule"):

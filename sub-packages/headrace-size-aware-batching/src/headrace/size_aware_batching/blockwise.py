@@ -740,7 +740,7 @@ class _Places:
 
 def _shards(sizes: Any, lengths: Any) -> tuple[Callable[[int], Any], NDArray[np.int64]]:
     """Return the function to the sizes of a shard, and the number of samples of each shard."""
-    if isinstance(sizes, list | tuple) and (lengths is not None or all(hasattr(part, "__len__") for part in sizes)):
+    if isinstance(sizes, Sequence) and (lengths is not None or all(hasattr(part, "__len__") for part in sizes)):
         lengths = [len(part) for part in sizes] if lengths is None else lengths
         if len(lengths) != len(sizes):
             raise ValueError(f"lengths must have one number for each of {len(sizes)} shards, got {len(lengths)}")

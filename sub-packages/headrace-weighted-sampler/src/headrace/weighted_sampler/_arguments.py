@@ -45,6 +45,11 @@ def as_bool(name: str, value: object) -> bool:
     return bool(value)
 
 
+def is_pair(value: object) -> bool:
+    """Whether a value is a tuple or list of two, or of a class such as those of OmegaConf."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) == 2
+
+
 def as_choice(name: str, value: object, choices: Collection[str]) -> str:
     """Return ``value`` if it is one of the choices."""
     if not isinstance(value, str) or value not in choices:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, shown
+from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, is_pair, shown
 from headrace.weighted_sampler.weights import (
     StreamWeights,
     Weight,
@@ -93,9 +93,7 @@ class StageWeights(Generic[W]):
 
 def parse_schedule(schedule: object, parse: Callable[[str, Any], W], named: str = NAMED) -> list[StageWeights[W]]:
     """Check a schedule; ``parse(argument, weights)`` checks the weights of one stage, ``named`` so in messages."""
-    if not isinstance(schedule, Sequence) or not all(
-        isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in schedule
-    ):
+    if not isinstance(schedule, Sequence) or not all(map(is_pair, schedule)):
         raise TypeError(f"schedule must be a list of tuples (position, weights), got {shown(schedule)}")
     stages: list[StageWeights[W]] = []
     start = 0

@@ -1,7 +1,7 @@
 """Weights as users write them: by dataset name, by position, by index range, or one per sample; nested in groups.
 
-Weights may come directly from YAML or JSON: a list ``[weight, {name: weight}]`` is a group, like the tuple, and a float
-counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
+Weights may come directly from YAML, JSON or OmegaConf: a list ``[weight, {name: weight}]`` is a group, like the tuple, and
+a float counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
-from headrace.weighted_sampler._arguments import as_int, listed, shown
+from headrace.weighted_sampler._arguments import as_int, is_pair, listed, shown
 from headrace.weighted_sampler._display import never_raises
 from headrace.weighted_sampler._permutation import Indices
 
@@ -226,7 +226,7 @@ def flatten(argument: str, weights: Mapping[str, Any]) -> tuple[dict[str, Any], 
         own: dict[str, Any] = {name: value}
         if isinstance(value, Mapping):
             raise TypeError(f"{argument}[{name!r}] must be a weight, or (weight, {{name: weight}}), got {shown(value)}")
-        if isinstance(value, (tuple, list)) and len(value) == 2 and isinstance(value[1], Mapping):
+        if is_pair(value) and isinstance(value[1], Mapping):
             share, where = as_fraction(f"{argument}[{name!r}]", value[0]), f"{argument}[{name!r}][1]"
             members, inner = flatten(where, value[1])
             exact = {member: as_fraction(f"{where}[{member!r}]", weight) for member, weight in members.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import InitVar, dataclass, fields
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -89,7 +89,7 @@ def describe_option(option: Any) -> str:
     if isinstance(option, Mapping):
         pairs = sorted((repr(key), describe_option(value)) for key, value in option.items())
         return _shortened("{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}")
-    if isinstance(option, tuple | list):
+    if isinstance(option, tuple | MutableSequence):  # such as a ListConfig; a range is not read through
         return _shortened("[" + ", ".join(map(describe_option, option)) + "]")
     if isinstance(option, float) and option.is_integer():
         return repr(int(option))

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -417,7 +417,7 @@ def _describe(value: Any) -> str:
             return f"random {_hash_of(repr(value.getstate()))[:12]}"
         case Mapping():
             return f"{{{', '.join(f'{_describe(key)}: {_describe(held)}' for key, held in value.items())}}}"
-        case list() | tuple():
+        case tuple() | MutableSequence():
             return f"[{', '.join(map(_describe, value))}]"
         case bool() | int() | float() | str() | None:
             return repr(value)
