@@ -1,7 +1,7 @@
 """Weights as users write them: by dataset name, by position, by index range, or one per sample; nested in groups.
 
-Weights may come directly from YAML, JSON or OmegaConf: a list ``[weight, {name: weight}]`` is a group, like the tuple, and
-a float counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
+Weights may come directly from YAML, JSON or OmegaConf: a list ``[weight, {name: weight}]`` is a group, like the tuple,
+and a float counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
 """
 
 import hashlib
