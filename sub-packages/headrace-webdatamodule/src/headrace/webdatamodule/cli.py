@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import chain
@@ -47,8 +47,6 @@ from headrace.webdatamodule.shards.errors import (
 )
 from headrace.webdatamodule.shards.globbing import find_shards
 from headrace.webdatamodule.shards.index.build import (
-    ChangedShardWarning,
-    SkippedMembersWarning,
     build_index,
     fitting_index,
     index_shards,
@@ -207,13 +205,12 @@ def _open_tar(path: Path) -> ShardIndex:
     return ShardIndex(build_index(open_shard_bytes(path), shard=str(path)), shard=str(path))
 
 
-def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[str, bytes]]:
-    """The members to print, by their keys; no other ones are read, and none is too large."""
+def read_members(source: Path, name: str) -> tuple[int, str, dict[str, bytes]]:
+    """The number and the key of a sample, and the members to print, by their keys; no other ones are read."""
     dataset = IndexedShards(source, decode=None)
-    try:
-        at = dataset.find(key)
-    except KeyError:
-        raise ValueError(f"there is no sample {key!r} in {str(source)!r}: headrace-shards ls shows all") from None
+    if (found := _find(dataset, name)) is None:
+        raise ValueError(f"there is no sample {name!r} in {str(source)!r}: headrace-shards ls shows all")
+    at, key, member = found
     index = open_index(dataset.shard_of(at))
     there = index.layout(index.find(key))
     if member is not None and member not in there:
@@ -221,7 +218,16 @@ def read_members(source: Path, key: str, member: str | None) -> tuple[int, dict[
     wanted = None if member is None else [member]
     sample = IndexedShards(source, wanted, decode=None, max_bytes=sys.maxsize)[at]
     del sample["__key__"]
-    return at, sample
+    return at, key, sample
+
+
+def _find(dataset: IndexedShards, name: str) -> tuple[int, str, str | None] | None:
+    """The number of a sample, its key, and that of a member, if the name goes on with one behind some dot."""
+    dots = [match.start() for match in re.finditer(r"\.", name)]
+    for key, member in [(name, None), *((name[:dot], name[dot + 1 :].lower()) for dot in reversed(dots))]:
+        with suppress(KeyError):
+            return dataset.find(key), key, member
+    return None
 
 
 # Commands
@@ -310,15 +316,25 @@ def _pack(options: argparse.Namespace) -> Outcome:
     "index the tar files of a directory",
     "Write an index beside each tar file of a directory, and manifest.json last. Indexes that fit are kept.",
     _DIRECTORY,
+    _arg(
+        "--split-at",
+        choices=("first", "last"),
+        default="first",
+        help="dot of a member's name that ends the key (default first, as webdataset has it)",
+    ),
     _arg("--drop-columns", action="store_true", help="drop columns that belong to other shards"),
     _WORKERS,
 )
 def _index(options: argparse.Namespace) -> Outcome:
     with warnings.catch_warnings(record=True) as caught, _executor(options.workers) as executor:
-        for kind in (ChangedShardWarning, SkippedMembersWarning):
-            warnings.simplefilter("always", kind)
+        warnings.simplefilter("always", UserWarning)
         try:
-            manifest = index_shards(options.directory, executor=executor, drop_columns=options.drop_columns)
+            manifest = index_shards(
+                options.directory,
+                executor=executor,
+                split_at=options.split_at,
+                drop_columns=options.drop_columns,
+            )
         except ManifestError as error:  # nothing is damaged: columns of earlier shards, or a write that was stopped
             cure = "" if "drop_columns" not in str(error) else " (on the command line --drop-columns)"
             raise ValueError(f"{error}{cure}") from error
@@ -446,10 +462,7 @@ def _cell(text: str) -> str:
     _arg("name", metavar="KEY[.MEMBER]", help="key of the sample, as ls prints it"),
 )
 def _cat(options: argparse.Namespace) -> Outcome:
-    name: str = options.name
-    dot = name.find(".", name.rfind("/") + 1)
-    key, member = (name, None) if dot < 0 else (name[:dot], name[dot + 1 :].lower())
-    at, sample = read_members(options.source, key, member)
+    at, key, sample = read_members(options.source, options.name)
     if options.json:
         plain = [
             {"member": one, "bytes": len(data), "base64": base64.b64encode(data).decode()}

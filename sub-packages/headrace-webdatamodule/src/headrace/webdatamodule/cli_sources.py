@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ShardError
-from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.format.tar import BLOCK, few_samples, split_name
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.plan import stored_bytes
 from headrace.webdatamodule.shards.writing.sample_sources import Files, FilesOfSample, SampleSource, stamp
@@ -167,6 +167,9 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Wa
     if left:
         why = "they are hidden, have no extension or are no plain files"
         warn(f"{len(left)} files are no part of a sample and are not packed, such as {names}: {why}")
+    dotted = [path for members in samples.values() for member, path in members.items() if "." in member]
+    if dotted and (message := few_samples("files", len(dotted), len(samples), dotted[0])):
+        warn(message)
     _refuse_shards(samples, where, warn)
     return Files([(key, dict(sorted(samples[key].items()))) for key in sorted(samples)])
 
@@ -174,11 +177,12 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Wa
 def split_file_name(name: str, split_at: str) -> tuple[str, str]:
     """Cut a path into a sample's key and a member's; both are empty for hidden files and those without extension."""
     begin = name.rfind("/") + 1
-    dot = name.find(".", begin) if split_at == "first" else name.rfind(".", begin)
-    if dot <= begin or name[begin] == "." or dot == len(name) - 1:
+    if "." not in name[begin:] or name[begin] == ".":
         return "", ""
-    key = name[:dot]
-    return (key if split_at == "first" else key.replace(".", "-")), name[dot + 1 :]
+    key, member = split_name(name, split_at)
+    if not member:
+        return "", ""
+    return (key if split_at == "first" else key.replace(".", "-")), member
 
 
 def _refuse_shards(samples: dict[str, FilesOfSample], where: str, warn: Warn) -> None:

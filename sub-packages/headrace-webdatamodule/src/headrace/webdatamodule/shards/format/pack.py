@@ -66,9 +66,9 @@ class Table(NamedTuple):
     sizes: list[int]
 
 
-def read_samples(view: Bytes, *, shard: str = "") -> Samples:
-    """The samples of a tar file, those in packs included."""
-    return group(unpacked(view, walk(view, shard=shard), shard=shard), shard=shard)
+def read_samples(view: Bytes, *, shard: str = "", split_at: str = "first") -> Samples:
+    """The samples of a tar file, those in packs included; for `split_at` see `split_name`."""
+    return group(unpacked(view, walk(view, shard=shard), shard=shard), shard=shard, split_at=split_at)
 
 
 def unpacked(view: Bytes, members: Iterable[Member], *, shard: str = "") -> Iterator[Member]:

@@ -30,6 +30,9 @@ from headrace.webdatamodule.shards.format.files import PIECE, Bytes, FileBytes
 BLOCK = tarfile.BLOCKSIZE
 META = re.compile(r"__[^/]*__($|/)")
 PACK_KEY = "hrpack"  # the member key of packs, see `format.pack`
+# What to do where names were not meant to be cut at their first dot.
+DOTTED_IDS = 'pass split_at="last" if the dots are a part of the ids (--split-at last on the command line)'
+_MANY = 16  # members with dots in their keys, in a sample
 RESERVED = frozenset(("__key__", "__url__", "__local_path__", PACK_KEY))
 
 # Names and records of honest archives have some hundred bytes; file systems end at some thousand.
@@ -238,15 +241,16 @@ class Samples:
     skipped: list[SkippedMember] = field(default_factory=list)
     end: int = 0  # of the last member's blocks
     packs: int = 0
+    split_at: str = "first"  # or "last": the dot of a name where the member's key begins, see `split_name`
 
 
-def group(members: Iterable[Member], *, shard: str = "") -> Samples:
+def group(members: Iterable[Member], *, shard: str = "", split_at: str = "first") -> Samples:
     """Put members together that belong to one sample.
 
     As webdataset does, names without an extension and names whose first part begins and ends with two
     underscores are skipped; so are hidden files, which it would take for members of a sample "folder/".
     """
-    samples, seen = Samples(), set[str]()
+    samples, seen = Samples(split_at=split_at), set[str]()
     current, kind, suffixes = None, "", list[str]()
     for member in members:
         if member.kind != "packed":
@@ -258,10 +262,10 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
         if reason:
             samples.skipped.append(SkippedMember(member.name, member.offset, reason))
             continue
-        key, suffix = split_name(member.name)
+        key, suffix = split_name(member.name, "first" if member.kind == "packed" else split_at)
         if key != current or member.kind != kind:
             if key in seen:
-                raise _repeated(key, member, shard)
+                raise _repeated(key, suffix, member, shard)
             _close(samples, suffixes, shard)
             seen.add(key)
             samples.keys.append(key)
@@ -273,11 +277,12 @@ def group(members: Iterable[Member], *, shard: str = "") -> Samples:
     return samples
 
 
-def _repeated(key: str, member: Member, shard: str) -> GroupingError:
+def _repeated(key: str, suffix: str, member: Member, shard: str) -> GroupingError:
     if member.kind == "packed":
         message, offset = "the sample of this pack is in the shard before it, too: make keys unique", member.offset
     else:
         message = "members of other samples lie between those of this one: put them next to one another"
+        message += f", or {DOTTED_IDS}" if "." in suffix else ""
         offset = member.offset - BLOCK
     return GroupingError(message, shard=shard, sample=key, member=member.name, offset=offset)
 
@@ -295,10 +300,22 @@ def skip_reason(member: Member) -> str:
     return "meta" if member.name.startswith("__") and META.match(member.name) else ""
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """The sample's key and the member's, cut at the first dot of the last part of the path."""
-    dot = name.index(".", name.rfind("/") + 1)
+def split_name(name: str, split_at: str = "first") -> tuple[str, str]:
+    """The sample's key and the member's, cut at the first or the last dot of the last part of the path."""
+    begin = name.rfind("/") + 1
+    dot = name.index(".", begin) if split_at == "first" else name.rindex(".", begin)
     return name[:dot], name[dot + 1 :]
+
+
+def few_samples(what: str, dotted: int, samples: int, name: str) -> str:
+    """What to say of `dotted` members with dots in their keys, `name` among them, in so few samples; empty for others.
+
+    A sample with many members is no fault; but ids with dots, cut at the first one, make a few samples of all files.
+    """
+    if dotted < _MANY * samples:
+        return ""
+    few = f"{dotted:,} {what} make only {samples:,} samples, as names such as {name!r} are cut at their first dot"
+    return f"{few}: {DOTTED_IDS}"
 
 
 def is_key(text: str) -> bool:

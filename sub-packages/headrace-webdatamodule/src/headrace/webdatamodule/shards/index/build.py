@@ -36,7 +36,7 @@ from headrace.webdatamodule.shards.format.files import (
     read_plain,
 )
 from headrace.webdatamodule.shards.format.pack import read_samples
-from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside
+from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside, few_samples
 from headrace.webdatamodule.shards.index.checksums import content_fingerprint, fingerprint_ranges, shard_checksums
 from headrace.webdatamodule.shards.index.consolidated import write_set_index
 from headrace.webdatamodule.shards.index.container import INDEX_VERSION, PACKED_INDEX_VERSION, pack
@@ -70,11 +70,18 @@ class Indexed(NamedTuple):
     entry: ShardEntry
     members: tuple[str, ...]
     skipped: tuple[str, ...]
-    changed: str = ""  # what differs from the earlier index, in words
+    changed: str  # what differs from the earlier index, in words
+    dotted: int  # members with dots in their keys
+    dotted_name: str  # of one of them
 
 
 def index_shards(
-    directory: str | Path, *, executor: Executor | None = None, drop_columns: bool = False, force: bool = False
+    directory: str | Path,
+    *,
+    executor: Executor | None = None,
+    split_at: str = "first",
+    drop_columns: bool = False,
+    force: bool = False,
 ) -> Manifest:
     """Index the tar files of a directory: write a `.hri` file beside each one, and `manifest.json` last.
 
@@ -87,6 +94,8 @@ def index_shards(
     Args:
         directory: Directory of the tar files; all `.tar` files are used, in the order of their names.
         executor: Indexes shards in parallel, such as a `ProcessPoolExecutor`; None: one after another.
+        split_at: "first" or "last": the dot of a member's name that ends the sample's key and begins the member's.
+            webdataset cuts at the first one; "last" is for ids with dots, and keeps these in the keys.
         drop_columns: Whether to drop the columns of an earlier manifest if the shards have changed. Sizes that a data
             module computed with a function are always dropped then, and computed again.
         force: Whether to read and index all shards again, even if they are unchanged.
@@ -105,9 +114,12 @@ def index_shards(
 
     Warns:
         SkippedMembersWarning: Some members belong to no sample.
+        UserWarning: The members make unusually few samples, as they do where ids have dots.
         ChangedShardWarning: A shard has the members of its earlier index, but other data in some of them. That may be
             damage: the new index describes the data as they are, so that no later check finds it.
     """
+    if split_at not in ("first", "last"):
+        raise ValueError(f"split_at must be 'first' or 'last', got {split_at!r}")
     folder = expanded(directory)
     unfinished = unfinished_write(folder)
     if unfinished:  # a part of a set is not taken for all of it
@@ -115,7 +127,7 @@ def index_shards(
     paths = _tar_files(folder)
     refuse_foreign(folder)
     with directory_lock(folder):  # others may add columns to the manifest at the same time
-        done = spread(partial(index_shard, force=force), paths, executor, what="indexing")
+        done = spread(partial(index_shard, split_at=split_at, force=force), paths, executor, what="indexing")
         described = [(indexed.entry, indexed.members) for indexed in done]
         cure = "Pass drop_columns=True, and add them again"
         with _explaining_read_only(folder):
@@ -167,17 +179,28 @@ def _explaining_read_only(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def index_shard(path: Path, *, force: bool = False) -> Indexed:
+def index_shard(path: Path, *, split_at: str = "first", force: bool = False) -> Indexed:
     """Write the index of one shard, unless there is one that fits."""
     index, changed = None if force else fitting_index(path), ""
-    if index is None:
-        data = build_index(open_shard_bytes(path), shard=str(path))
+    if index is None or index.split_at != split_at:
+        data = build_index(open_shard_bytes(path), shard=str(path), split_at=split_at)
         index = ShardIndex(data, shard=str(path))
         changed = _changed(path, index)
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
             with _explaining_read_only(path.parent):
                 atomic_write(index_path(path), data, name_later=True)  # with all others, before the manifest is written
-    return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names, changed)
+    return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names, changed, *_dotted(index))
+
+
+def _dotted(index: ShardIndex) -> tuple[int, str]:
+    """How many members have dots in their keys, and the name of one of them."""
+    of_layouts = np.array([sum("." in suffix for suffix in layout) for layout in index.suffixes], np.int64)
+    counts = of_layouts[index.layout_numbers]
+    if not counts.any():
+        return 0, ""
+    sample = int(counts.argmax())
+    suffixes = index.suffixes[int(index.layout_numbers[sample])]
+    return int(counts.sum()), f"{index.key(sample)}.{next(suffix for suffix in suffixes if '.' in suffix)}"
 
 
 def _changed(path: Path, new: ShardIndex) -> str:
@@ -215,11 +238,11 @@ def fitting_index(path: Path) -> ShardIndex | None:
     return index if len(shard) else None
 
 
-def build_index(data: Bytes, *, shard: str = "") -> bytes:
+def build_index(data: Bytes, *, shard: str = "", split_at: str = "first") -> bytes:
     """Read a whole shard, check its structure and make its index; the same for the same shard."""
     view = data if isinstance(data, FileBytes) else memoryview(data)
     try:
-        samples = read_samples(view, shard=shard)
+        samples = read_samples(view, shard=shard, split_at=split_at)
         checksums, gap_checksums = shard_checksums(view, samples.offsets, samples.sizes)
         return pack_index(samples, len(view), checksums, gap_checksums, lambda begin, end: view[begin:end])
     except ShardError as error:
@@ -266,6 +289,8 @@ def pack_index(
     }
     if samples.packs:
         description["packs"] = samples.packs
+    if samples.split_at != "first":
+        description["split_at"] = samples.split_at
     version = PACKED_INDEX_VERSION if samples.packs else INDEX_VERSION
     return pack(description, {**arrays, **key_arrays}, version=version)
 
@@ -342,6 +367,10 @@ def _warn(done: Sequence[Indexed]) -> None:
         names = ", ".join(repr(name) for name in first.skipped[:3])
         message = f"{count} members are no part of a sample and will not be read, such as {names} in {first.entry.name}"
         warnings.warn(f"{message}: give them a name with an extension if they are", SkippedMembersWarning, stacklevel=3)
+    dotted, samples = (sum(counts) for counts in zip(*((one.dotted, one.entry.samples) for one in done), strict=True))
+    name = next((indexed.dotted_name for indexed in done if indexed.dotted), "")
+    if name and (message := few_samples("members", dotted, samples, name)):
+        warnings.warn(message, UserWarning, stacklevel=3)
     changed = [indexed for indexed in done if indexed.changed]
     if changed:
         more = f" (such shards: {len(changed):,})" if len(changed) > 1 else ""

@@ -57,6 +57,7 @@ class ShardIndex:
         begins: Where each member's data begin, in units of `unit` bytes, shape [n_members].
         unit: 512, or 1 in a shard with packs.
         packs: Number of packs.
+        split_at: "first" or "last": the dot of a member's name where the member's key begins.
         sizes: Bytes of data of each member, shape [n_members].
         checksums: `checksum32` of the data of each member, shape [n_members].
         gap_checksums: Checksums over all other bytes of the shard, one for 64 of the `gaps` between members.
@@ -121,6 +122,7 @@ class ShardIndex:
         begins, self.unit = ("blocks", BLOCK) if version == INDEX_VERSION else ("offsets", 1)
         self.begins, self.sizes = arrays[begins], arrays["sizes"]
         self.packs: int = description.get("packs", 0)
+        self.split_at: str = description.get("split_at", "first")
         self.checksums, self.gap_checksums = arrays["checksums"], arrays["gap_checksums"]
         self.n_members: int = self.begins.size
         self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")

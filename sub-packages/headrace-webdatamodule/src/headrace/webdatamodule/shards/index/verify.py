@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -147,10 +148,19 @@ def _shard_errors(path: Path, entry: ShardEntry | None) -> Iterator[ShardError |
         yield index
         return
     # Without an index, the manifest still says whether the shard is the one that was indexed.
-    again = ShardIndex(build_index(view, shard=str(path)), shard=str(path))
+    again = _indexed_again(view, path, entry)
     if entry is not None and entry != ShardEntry.of(again):
         yield DamagedShardError(Damage.OTHER_SHARD, shard=str(path))
     yield again
+
+
+def _indexed_again(view: FileBytes, path: Path, entry: ShardEntry | None) -> ShardIndex:
+    """The index of a shard that has none; names are cut at their last dot where that fits the manifest."""
+    with suppress(ShardError):
+        by_last_dot = ShardIndex(build_index(view, shard=str(path), split_at="last"), shard=str(path))
+        if entry == ShardEntry.of(by_last_dot):
+            return by_last_dot
+    return ShardIndex(build_index(view, shard=str(path)), shard=str(path))
 
 
 def _is_intact(view: FileBytes, index: ShardIndex) -> bool:
@@ -176,7 +186,7 @@ def _differences(view: Bytes, index: ShardIndex) -> Iterator[ShardError]:
 def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
     """The first fault of the tar file's structure, or the first member that does not match the index."""
     try:
-        samples = read_samples(view, shard=index.shard)
+        samples = read_samples(view, shard=index.shard, split_at=index.split_at)
     except ShardError as error:
         of_pack = error.member is not None and is_pack_name(error.member)  # not of one of its samples
         if error.sample is None and error.offset is not None and not of_pack:
