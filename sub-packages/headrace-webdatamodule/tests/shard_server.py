@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,7 @@ class Faults:
     kind: str = ""
     times: int = 0
     name: str = ".tar"
+    secret: str = ""  # what a request has to have in its URL or as its user
     agent: str = ""  # only those of clients that call themselves so
     asked: list[tuple[str, str]] = field(default_factory=list)  # (file, range)
     agents: dict[str, int] = field(default_factory=dict)  # requests of each client
@@ -71,6 +73,11 @@ class Handler(BaseHTTPRequestHandler):
         path = self.folder / unquote(self.path.partition("?")[0].lstrip("/"))
         span = self.headers.get("Range", "")
         fault = self.faults.take(path.name, span, self.headers.get("User-Agent", ""))
+        user = b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
+        if self.faults.secret not in self.path + user:
+            return self.answer(403, b"", head=head)
+        if fault == "moved":
+            return self.answer(302, b"", head=head, location=f"/moved?signature={self.faults.secret}")
         if fault.isdigit() or not path.is_file():
             return self.answer(int(fault or 404), b"", head=head)
         data = path.read_bytes()
@@ -99,12 +106,16 @@ class Handler(BaseHTTPRequestHandler):
         told = f"bytes {begin}-{end - 1}/{len(data)}"
         return self.answer(206, data[begin:end], head=head, cut=fault == "cut", told=told)
 
-    def answer(self, status: int, data: bytes, *, head: bool, cut: bool = False, told: str = "") -> None:
+    def answer(
+        self, status: int, data: bytes, *, head: bool, cut: bool = False, told: str = "", location: str = ""
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Accept-Ranges", "bytes")
         if told:
             self.send_header("Content-Range", told)
+        if location:
+            self.send_header("Location", location)
         self.end_headers()
         if not head:
             self.wfile.write(data[: len(data) // 2] if cut else data)
@@ -138,8 +149,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def write(folder: Path) -> None:
-    chance = np.random.default_rng(0)
+def write(folder: Path, seed: int = 0) -> None:
+    chance = np.random.default_rng(seed)
     samples = [
         (f"s{i:03d}", {"json": b"[%d]" % i, "bin": chance.bytes(int(chance.integers(0, 3000)))}) for i in range(COUNT)
     ]

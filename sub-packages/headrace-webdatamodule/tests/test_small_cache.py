@@ -99,7 +99,7 @@ def test_bytes_are_those_of_the_shards_that_do_not_fit(site: Site, tmp_path: Pat
 def test_sets_of_one_process_share_the_room(site: Site, tmp_path: Path) -> None:
     """Each of two sources in a mixture would evict the other's shards, again and again."""
     other = tmp_path / "other"
-    write(other)
+    write(other, seed=1)
     with served(other) as second:
         cache, limit = tmp_path / "cache", room_for(site, 3)
         options: dict[str, Any] = {"cache_bytes": limit, "cache_unit": "shard"}
@@ -119,7 +119,7 @@ def test_sets_of_one_process_share_the_room(site: Site, tmp_path: Path) -> None:
 def test_shards_of_earlier_runs_make_room(site: Site, tmp_path: Path) -> None:
     cache, limit = tmp_path / "cache", room_for(site, 4)
     earlier = tmp_path / "earlier"
-    write(earlier)
+    write(earlier, seed=1)
     with served(earlier) as old:
         dataset = old.dataset(cache, cache_bytes=limit, cache_unit="shard")
         list(dataset)

@@ -59,6 +59,7 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_pa
 from headrace.webdatamodule.shards.index.verify import Fault, verify_shards
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.reading.local_shards import is_url, open_index
+from headrace.webdatamodule.shards.urls import redacted
 from headrace.webdatamodule.shards.writing.executor import pool
 from headrace.webdatamodule.shards.writing.resume import noted_fingerprint
 from headrace.webdatamodule.shards.writing.sample_sources import stamps_fingerprint
@@ -146,7 +147,7 @@ def local_path(word: str) -> Path:
         raise argparse.ArgumentTypeError("got an empty path, expected the name of a file or directory")
     if is_url(word) and not Path(word).exists():
         cure = "commands work on this machine's files only: give a local path, or read it with IndexedShards in Python"
-        raise argparse.ArgumentTypeError(f"got the URL {word!r}, but {cure}")
+        raise argparse.ArgumentTypeError(f"got the URL {redacted(word)!r}, but {cure}")
     return Path(word)
 
 

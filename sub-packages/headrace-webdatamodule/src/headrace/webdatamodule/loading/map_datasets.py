@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from headrace.webdatamodule.shards.urls import redacted
 from headrace.webdatamodule.split_names import Split, by_split
 
 # Methods of pyarrow's, pandas' and polars' tables, and what gives their rows; a dataset of Hugging Face has not all.
@@ -40,7 +41,8 @@ def _refuse_tables(name: str, dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, str | bytes | os.PathLike):
         cure = "read it first, such as datasets.Dataset.from_parquet(path)"
-        raise TypeError(f"{name} is a path, {reprlib.repr(dataset)}: {cure}")
+        path = reprlib.repr(redacted(dataset) if isinstance(dataset, str) else dataset)
+        raise TypeError(f"{name} is a path, {path}: {cure}")
     for methods, rows in _TABLES.items():
         if all(hasattr(dataset, method) for method in methods):
             cure = f"give its rows, {rows}, or datasets.Dataset.from_parquet(path) of a file"

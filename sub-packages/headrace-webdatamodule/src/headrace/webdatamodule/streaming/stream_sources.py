@@ -26,6 +26,7 @@ from headrace.webdatamodule.shards.decoding.decode import member_decoder
 from headrace.webdatamodule.shards.errors import Damage
 from headrace.webdatamodule.shards.format.pack import is_pack_name, unpack
 from headrace.webdatamodule.shards.format.tar import compressed_beside, compression
+from headrace.webdatamodule.shards.urls import redacted
 
 # Those that `tarfile` decompresses in a stream: zstd since Python 3.14.
 _READ_COMPRESSED = {"gzip", "bzip2", "xz", *(("zstd",) if "zst" in tarfile.TarFile.OPEN_METH else ())}
@@ -70,10 +71,10 @@ def check_place(name: str, place: object, *, allow_pipe: bool) -> str:
     scheme = scheme_of(text)
     if scheme == "pipe" and not allow_pipe:
         cure = "if you trust the source of this text, pass allow_pipe=True; otherwise give a local directory"
-        raise ValueError(f"{name} is {text!r}, which would run a shell command: {cure}")
+        raise ValueError(f"{name} is {redacted(text)!r}, which would run a shell command: {cure}")
     if scheme not in ("", "file", "pipe"):
         cure = "copy the shards to a local directory, or use IndexedWebDataModule, which reads remote shards"
-        raise ValueError(f"{name} is {text!r}: shards are not read from {scheme!r} URLs: {cure}")
+        raise ValueError(f"{name} is {redacted(text)!r}: shards are not read from {scheme!r} URLs: {cure}")
     return text
 
 

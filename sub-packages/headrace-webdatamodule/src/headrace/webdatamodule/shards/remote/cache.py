@@ -226,9 +226,13 @@ class CachedShard(MappedShard):
         return bytes(self.data[begin:end])
 
 
-def cached_name(url: str, checksum: int, suffix: str) -> str:
-    """The name under which a file is kept. Other content has another name, so that an entry is never stale."""
-    return f"{xxhash.xxh3_128_hexdigest(url.encode())}-{checksum:016x}{suffix}"
+def cached_name(content: int | bytes, suffix: str) -> str:
+    """The name under which a file is kept, by a checksum of its content.
+
+    So an entry is never stale, and is found again whatever the host, the path and the signature of its URL are.
+    """
+    digits = repr(content).encode()
+    return f"{xxhash.xxh3_128_hexdigest(digits)}-{xxhash.xxh3_64_hexdigest(digits)}{suffix}"
 
 
 def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard | None:
@@ -236,7 +240,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
 
     None where the cache has no room for it.
     """
-    name = cached_name(index.shard, index.checksum, ".tar")
+    name = cached_name(index.checksum, ".tar")
 
     def fill(file: BinaryIO) -> None:
         try:
@@ -288,24 +292,24 @@ def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most
         return _checked_index(data, url)
 
     with _named(cache, url):
-        found = _found(cache, cached_name(url, checksum, SUFFIX), use)
+        found = _found(cache, cached_name(checksum, SUFFIX), use)
         if found is not None:
             return found
         index = fetch_index(files, url, most)
-        data = _put(cache, cached_name(url, index.checksum, SUFFIX), index.data)
+        data = _put(cache, cached_name(index.checksum, SUFFIX), index.data)
         return index if data is None else use(data)
 
 
 def fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
     """Fetch the index of a shard, and check all of it."""
-    return files.read_as(beside(url, SUFFIX), most, lambda data: _checked_index(data, url))
+    return files.read_as(url + SUFFIX, most, lambda data: _checked_index(data, url))
 
 
 def cached_set_index(
     cache: Cache, files: RemoteFiles, url: str, listed: Listed, most: int, *, patience: float
 ) -> SetIndex:
     """Map the index of a whole set that is in the cache, or is fetched now by one process, while others wait for it."""
-    name = set_index_name(url, listed)
+    name = cached_name(listed.fingerprint, SUFFIX)
 
     def use(data: _Mapped) -> SetIndex:
         return SetIndex(data, listed)
@@ -321,22 +325,6 @@ def cached_set_index(
             index = files.read_as(url, most, use)
             data = _put(cache, name, index.data)
             return index if data is None else use(data)
-
-
-def set_index_name(url: str, listed: Listed) -> str:
-    """The name under which the index of a whole set is kept."""
-    return cached_name(url, int.from_bytes(listed.fingerprint[:8], "big"), SUFFIX)
-
-
-def beside(url: str, suffix: str) -> str:
-    """The URL of a file beside another one; a query, as of URLs that are signed, stays at the end."""
-    path, mark, query = split_query(url)
-    return f"{path}{suffix}{mark}{query}"
-
-
-def split_query(url: str) -> tuple[str, str, str]:
-    """The parts of a URL: its path, "?" and the query; elsewhere than on the web "?" is a part of the path."""
-    return url.partition("?") if url.lower().startswith(("http://", "https://")) else (url, "", "")
 
 
 def _checked_index(data: _Mapped, url: str) -> ShardIndex:

@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy, is_transient, retry
+from headrace.webdatamodule.shards.urls import Secrets, redacted, redacted_cause
 
 Span = tuple[int, int]
 # In a process that is forked, a file system of the parent must not be cleaned up: to close its connections takes them
@@ -89,17 +90,18 @@ class TrafficCounter:
 
 
 class RemoteFiles:
-    """Reads files of one file system; each process makes its own connections."""
+    """Reads files of one file system, given by their names; see `Secrets`. Each process makes its own connections."""
 
     def __init__(
         self,
-        url: str,
+        urls: Sequence[str],
         options: Mapping[str, Any],
         retry: RetryPolicy,
         timeout: float,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        self.url, self._options, self._retry, self._timeout = url, dict(options), retry, timeout
+        self._url, self._options, self._retry, self._timeout = urls[0], dict(options), retry, timeout
+        self._secrets = {one.name: one for one in map(Secrets, urls)}
         self._max_connections = max_connections
         self._made: Any = None
         self._room: asyncio.Semaphore | None = None  # for connections
@@ -187,7 +189,8 @@ class RemoteFiles:
             if isinstance(one, UnboundedBodyError):
                 self._whole_only.add(_host(url))
             if isinstance(one, BaseException):
-                raise self._failed(f"bytes {begin} to {end} cannot be read", one, url, begin) from one
+                failed = self._failed(f"bytes {begin} to {end} cannot be read", one, url, begin)
+                raise failed from redacted_cause(one)
         return [one for one in got if isinstance(one, bytes)]
 
     def parts(self, url: str, spans: Sequence[Span], max_gap: int = 0) -> KnownParts:
@@ -249,7 +252,7 @@ class RemoteFiles:
 
         [got] = retry(ask, [None], self._retry, self._attempts)
         if isinstance(got, BaseException):
-            raise self._failed("the file cannot be read", got, url, None) from got
+            raise self._failed("the file cannot be read", got, url, None) from redacted_cause(got)
         return got
 
     def _failed(self, what: str, error: BaseException, url: str, offset: int | None) -> ShardError:
@@ -260,6 +263,7 @@ class RemoteFiles:
             reason = f"no answer within {self._timeout:g} seconds"
         elif error.__cause__ is not None:
             reason += f" ({type(error.__cause__).__name__}: {str(error.__cause__)[:_REASON]})"
+        reason = redacted(reason)
         attempts = "which asking again would not change"
         if is_transient(error):
             attempts = f"after {self._attempts()} attempts"
@@ -278,14 +282,16 @@ class RemoteFiles:
     def _limit(self, system: Any) -> dict[str, float]:
         return {"timeout": self._timeout} if system.async_impl else {}
 
-    def _reach(self, url: str) -> tuple[Any, str]:
-        """The file system, and the path of a URL in it."""
+    def _reach(self, name: str) -> tuple[Any, str]:
+        """The file system, and the path of a file in it."""
         if self._process != os.getpid():  # connections do not survive a fork
-            self._made, self._process = _file_system(self.url, self._options), os.getpid()
+            self._made, self._process = _file_system(self._url, self._options), os.getpid()
             self._room = asyncio.Semaphore(self._max_connections)
             if not any(made is self._made for made in _NEVER_COLLECTED):
                 _NEVER_COLLECTED.append(self._made)
-        return self._made, str(self._made._strip_protocol(url))
+        first = next(iter(self._secrets.values()))
+        secrets = self._secrets.get(name.removesuffix(SUFFIX), first)  # those of a tar are those of its index
+        return self._made, str(self._made._strip_protocol(secrets.address(name)))
 
 
 @contextmanager
@@ -340,17 +346,18 @@ def _measured(got: Any, nbytes: int) -> bytes | BaseException:
 
 
 def _host(url: str) -> str:
-    return urlsplit(url).netloc
+    return urlsplit(Secrets(url).name).netloc
 
 
 def _file_system(url: str, options: Mapping[str, Any]) -> Any:
     try:
         return import_module("fsspec.core").url_to_fs(url, **options)[0]
     except ImportError as error:
-        raise ShardError(f"shards at such a URL need a library ({error}): {_cure(url)}", shard=url) from error
+        message = f"shards at such a URL need a library ({redacted(str(error))}): {_cure(url)}"
+        raise ShardError(message, shard=Secrets(url).name) from redacted_cause(error)
     except (TypeError, ValueError) as error:
-        message = f"fsspec cannot open such a URL with these options ({type(error).__name__}: {error})"
-        raise ShardError(f"{message}: correct one of them", shard=url) from error
+        message = f"fsspec cannot open such a URL with these options ({type(error).__name__}: {redacted(str(error))})"
+        raise ShardError(f"{message}: correct one of them", shard=Secrets(url).name) from redacted_cause(error)
 
 
 def _cure(url: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from headrace.webdatamodule.shards.remote.filesystem import Span, TrafficCounter, WrongBytesError, slow_warning
+from headrace.webdatamodule.shards.urls import Secrets, redacted
 
 _TOGETHER = 8  # ranges of a file in one call; obstore asks for ten at a time
 _TRIES = 3  # batches that fail one after another before a worker gives up on obstore
@@ -118,10 +119,11 @@ def make_store(url: str, options: Mapping[str, Any]) -> Any:
         cure = "pip install 'headrace-webdatamodule[obstore]', or leave the argument out"
         raise ImportError(f"obstore= needs the library obstore: {cure}") from error
     scheme, place, _, query, _ = urlsplit(url)
+    name = Secrets(url).name
     web = scheme.lower() in ("http", "https")
     if web and query:
         cure = "leave obstore out, then fsspec sends it"
-        raise ValueError(f"obstore must be None for URLs with a query, which it does not send, got {url!r}: {cure}")
+        raise ValueError(f"obstore must be None for URLs with a query, which it does not send, as for {name!r}: {cure}")
     given = {"retry_config": _RETRY, **options}
     if scheme.lower() == "http":
         given["client_options"] = {"allow_http": True, **given.get("client_options", {})}
@@ -129,15 +131,19 @@ def make_store(url: str, options: Mapping[str, Any]) -> Any:
     try:
         return make(f"{scheme}://{place}", **given)
     except Exception as error:  # classes of obstore's own, and TypeError
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:_REASON]}"
+        reason = _reason(error)
         message = f"obstore must be options of obstore's store for {scheme}://, got {sorted(options)}"
-        raise ValueError(f"{message} ({reason}): correct them, or leave obstore out") from error
+        raise ValueError(f"{message} ({reason}): correct them, or leave obstore out") from None
 
 
 def _warn(error: Exception, *, never: bool) -> None:
-    reason = f"{type(error).__name__}: {str(error)[:_REASON]}"
     cure = "correct the options in obstore=, or leave it out"
     if never:
         cure += '; if this process used obstore before the workers were forked, give multiprocessing_context="spawn"'
-    message = f"obstore failed, so this worker fetches its batches through fsspec, more slowly ({reason}): {cure}"
-    warnings.warn(message, stacklevel=2)
+    message = "obstore failed, so this worker fetches its batches through fsspec, more slowly"
+    warnings.warn(f"{message} ({_reason(error)}): {cure}", stacklevel=2)
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line; in those below it obstore shows what it was given, passwords included."""
+    return redacted(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:_REASON]}")

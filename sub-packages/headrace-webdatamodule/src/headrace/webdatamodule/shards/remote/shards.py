@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from urllib.parse import quote
@@ -43,14 +43,11 @@ from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardByte
 from headrace.webdatamodule.shards.remote.cache import (
     SAMPLES,
     Cache,
-    beside,
     cached_index,
     cached_name,
     cached_set_index,
     cached_shard,
     fetch_index,
-    set_index_name,
-    split_query,
 )
 from headrace.webdatamodule.shards.remote.filesystem import (
     MAX_CONNECTIONS,
@@ -63,6 +60,7 @@ from headrace.webdatamodule.shards.remote.lookahead import WASTE, LookAhead, Wan
 from headrace.webdatamodule.shards.remote.object_store import ObjectStore, make_store
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
 from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache, share_of_room
+from headrace.webdatamodule.shards.urls import Secrets, is_web, redacted
 
 _THREADS = 16
 _WINDOW = 16 << 20
@@ -77,7 +75,7 @@ _One = TypeVar("_One")
 _Made = TypeVar("_Made")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Remote:
     """Shards on another machine, and how to read them; for `IndexedShards`, which also accepts a URL.
 
@@ -117,7 +115,7 @@ class Remote:
     Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., lookahead=67108864)
     """
 
-    url: str | Sequence[str]
+    url: str | Sequence[str] = field(repr=False)
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int = _CACHE_BYTES
@@ -134,12 +132,16 @@ class Remote:
         given: tuple[str, ...] = tuple(self.url) if several else (str(self.url),)
         wrong = [url for url in given if not is_url(url)]
         if not given or wrong:
-            raise ValueError(f"url must be one or more such as 's3://bucket/directory', got {wrong or self.url!r}")
+            got = redacted(repr(wrong or self.url))
+            raise ValueError(f"url must be one or more such as 's3://bucket/directory', got {got}")
         urls = tuple(url for one in given for url in expand_braces(one))
         for url in urls:
             if "*" in url.partition("?")[0]:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
-                raise ValueError(f"url must be one or more without '*', got {url!r}: {cure}")
+                raise ValueError(f"url must be one or more without '*', got {Secrets(url).name!r}: {cure}")
+        if len(set(names := [Secrets(url).name for url in urls])) < len(set(urls)):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"url must be one or more that differ before a query, got several of {twice!r}")
         checked_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
         checked_int("max_connections", self.max_connections, 1, "1 reads one range after another")
         checked_int("lookahead", self.lookahead, 0, "0 fetches a batch when it is read")
@@ -158,6 +160,15 @@ class Remote:
                 raise ValueError("obstore must be None with lookahead=0, it is for look-ahead: leave one of them out")
             self.store  # noqa: B018 - made here, so that wrong options are an error here
 
+    def __repr__(self) -> str:
+        shown = {"url": self.names, **{one.name: getattr(self, one.name) for one in fields(self) if one.repr}}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The URLs without what is secret in them."""
+        return tuple(Secrets(url).name for url in self.url)
+
     @cached_property
     def store(self) -> Any:
         """Obstore's store for look-ahead; None without."""
@@ -171,7 +182,7 @@ class Remote:
     @cached_property
     def files(self) -> RemoteFiles:
         """Reads files there."""
-        return RemoteFiles(self.url[0], self.storage_options, self.retry, self.timeout, self.max_connections)
+        return RemoteFiles(self.url, self.storage_options, self.retry, self.timeout, self.max_connections)
 
 
 @dataclass(frozen=True)
@@ -245,11 +256,9 @@ class RemoteSet(ShardSet):
 
     def cached_names(self) -> frozenset[str]:
         """The names of all its files in a cache."""
-        listed = Listed(self.set_fingerprint, self.checksums)
-        named = ((self.path(number), checksum) for number, checksum in enumerate(self.checksums))
         suffixes = (SUFFIX,) if self.keeps_samples else (".tar", SUFFIX)
-        names = {cached_name(url, checksum, suffix) for url, checksum in named for suffix in suffixes}
-        return frozenset(names | {set_index_name(_inside(self.folder, SET_INDEX_NAME), listed)})
+        names = {cached_name(checksum, suffix) for checksum in self.checksums for suffix in suffixes}
+        return frozenset({*names, cached_name(self.set_fingerprint, SUFFIX)})
 
     def read_index(self, number: int) -> ShardIndex:
         """Fetch the index of a shard, or map it in the cache."""
@@ -325,16 +334,16 @@ class RemoteSet(ShardSet):
 def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
     """Find out what there is to read."""
     remote = source if isinstance(source, Remote) else Remote(source)
-    path, mark, query = split_query(remote.url[0])
-    if len(remote.url) == 1 and not path.lower().endswith(".tar"):
-        folder = path.rstrip("/").removesuffix(f"/{NAME}") + mark + query
+    names = remote.names
+    if len(names) == 1 and not names[0].lower().endswith(".tar"):
+        folder = names[0].rstrip("/").removesuffix(f"/{NAME}")
         manifest = _manifest(folder, remote.files)
         nbytes = tuple(shard.nbytes for shard in manifest.shards)
         found = RemoteSet(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes)
     else:
-        heads = list(concurrently(lambda url: _head(remote.files, url), remote.url))
+        heads = list(concurrently(lambda url: _head(remote.files, url), names))
         nbytes = tuple(nbytes for _, nbytes in heads)
-        found = RemoteSet(**vars(of_heads(tuple(remote.url), [one for one, _ in heads])), remote=remote, nbytes=nbytes)
+        found = RemoteSet(**vars(of_heads(names, [one for one, _ in heads])), remote=remote, nbytes=nbytes)
     if remote.cache is not None:
         remote.cache.wanted = frozenset({*remote.cache.wanted, *found.cached_names()})  # of others that it opened, too
         _check_room(found, remote.cache)
@@ -345,7 +354,7 @@ def _check_room(found: RemoteSet, cache: Cache) -> None:
     """Refuse a cache without room for all shards, where the server sends whole files only: the rest cannot be read."""
     if sum(found.nbytes) <= cache.max_bytes:
         return
-    kept = (cache.directory / cached_name(found.path(at), one, ".tar") for at, one in enumerate(found.checksums))
+    kept = (cache.directory / cached_name(checksum, ".tar") for checksum in found.checksums)
     at = next((at for at, path in enumerate(kept) if found.nbytes[at] > BLOCK and not path.exists()), None)
     if at is None:
         return
@@ -542,15 +551,13 @@ def _head(files: RemoteFiles, url: str) -> tuple[Head, int]:
     except ShardError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        message = f"there is no index {beside(url, SUFFIX)!r} beside it: call index_shards where the shards are written"
+        message = f"there is no index {url + SUFFIX!r} beside it: call index_shards where the shards are written"
         cure = "and copy all; a list is one of tar files, and a directory is given by its URL alone"
         raise ShardError(f"{message}, {cure}", shard=url) from error
 
 
 def _inside(folder: str, name: str) -> str:
-    path, mark, query = split_query(folder)
-    web = folder.lower().startswith(("http://", "https://"))  # where "#" and "?" end a name
-    return f"{path}/{quote(name) if web else name}{mark}{query}"
+    return f"{folder}/{quote(name) if is_web(folder) else name}"
 
 
 def _manifest(folder: str, files: RemoteFiles) -> Manifest:
