@@ -1,3 +1,4 @@
+import copy
 import itertools
 import logging
 import math
@@ -362,6 +363,40 @@ def test_in_a_loader_with_workers(workers: int) -> None:
         assert values.numel() <= 400
         lengths += mask.sum(1).tolist()
     assert sorted(lengths) == list(range(1, 101))
+
+
+# Python 3.12 and newer warn where torch forks its workers.
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+def test_workers_that_live_on_learn_of_a_new_epoch(context: str) -> None:
+    stage = BucketedBatching(len, 400, buffer_size=30)
+    loader = DataLoader(
+        Proteins(60, stage),
+        batch_size=None,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context=context,
+        collate_fn=in_lengths,
+    )
+    for epoch in (0, 1, 2, 0):
+        stage.set_epoch(epoch)
+        assert list(loader) == [in_lengths(batch) for batch in Proteins(60, stage)]
+
+
+@pytest.mark.parametrize("through", [copy.copy, copy.deepcopy, lambda stage: pickle.loads(pickle.dumps(stage))])
+def test_a_copy_has_an_epoch_of_its_own(through: Any) -> None:
+    stage = BucketedBatching(len, 400)
+    stage.set_epoch(2)
+    copied = through(stage)
+    stage.set_epoch(3)
+    assert (stage.epoch, copied.epoch) == (3, 2)
+    copied.set_epoch(4)
+    assert (stage.epoch, copied.epoch) == (3, 4)
+
+
+def in_lengths(batch: list[torch.Tensor]) -> list[int]:
+    return list(map(len, batch))
 
 
 @pytest.mark.nightly

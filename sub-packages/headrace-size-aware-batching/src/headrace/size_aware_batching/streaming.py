@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._display import never_raises, options_of
@@ -18,7 +19,6 @@ from headrace.size_aware_batching._validation import (
     UNLIMITED,
     Logger,
     Number,
-    checked_epoch,
     checked_int,
     checked_seed,
     log_info,
@@ -78,7 +78,6 @@ class BucketedBatching:
     collate_fn: Callable[[list[Any]], Any] | None = None
     info_logger: Logger | None = None
     warn_logger: Logger | None = None
-    epoch: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         one_of("oversize", self.oversize, STREAM_OVERSIZE)
@@ -100,6 +99,7 @@ class BucketedBatching:
         self._info = logger_or(log_info, self.info_logger, "info_logger")
         self._warn = logger_or(warn, self.warn_logger, "warn_logger")
         self._ranks = Ranks(self.num_replicas, self.rank, self.mesh)
+        self._epoch = _shared(torch.zeros(1, dtype=torch.int64))  # workers that live for several epochs read it
         if self.rank is not None and self.num_replicas is None:
             raise ValueError(f"num_replicas must be given with rank={self.rank}, got None: give both")
 
@@ -107,9 +107,14 @@ class BucketedBatching:
     def __repr__(self) -> str:
         return options_of(self)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next stream."""
+        return int(self._epoch)
+
     def set_epoch(self, epoch: int) -> None:
-        """Choose the random order of all later streams."""
-        self.epoch = checked_epoch(epoch)
+        """Choose the random order of all later streams, in this process and in the loader workers that it started."""
+        self._epoch.fill_(checked_int("epoch", epoch, end=2**63))
 
     def __call__(self, source: Iterable[Any]) -> Generator[Any, None, None]:
         """Batch a stream.
@@ -130,6 +135,15 @@ class BucketedBatching:
         ranks = self._ranks.current()  # a worker process has no process group
         named = dict(zip(("num_replicas", "rank"), ranks, strict=True))
         return self.__dict__ | named | {"mesh": None, "_ranks": Ranks(*ranks)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _shared(self._epoch)  # in another process it is already
+
+    def __copy__(self) -> BucketedBatching:
+        made = object.__new__(type(self))
+        made.__setstate__(self.__getstate__() | {"_epoch": self._epoch.clone()})  # an epoch of its own
+        return made
 
     def _of_rank(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         """Yield the batches of this rank: every ``num_replicas``-th one, from steps that are complete."""
@@ -180,6 +194,12 @@ class BucketedBatching:
         while buffer.length:
             yield buffer.next_batch(ended=True)
         tally.finish(self._info)
+
+
+def _shared(values: torch.Tensor) -> torch.Tensor:
+    """Move values to memory that processes share."""
+    shared: torch.Tensor = values.share_memory_()  # type: ignore[no-untyped-call]
+    return shared
 
 
 # Behind the class, because its decorator makes the `__init__`, which mypy takes for a method that is not replaced.
