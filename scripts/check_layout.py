@@ -48,11 +48,14 @@ def package_faults(root: Path, name: str) -> list[str]:
     return [f"{name}: {fault}" for fault in found]
 
 
-def conftest_faults(root: Path) -> list[str]:
-    """Return which packages' conftest.py differs: each is tested alone, all of them in one way."""
-    wanted = (root / "sub-packages" / "headrace" / "conftest.py").read_bytes()
-    others = [root / "sub-packages" / name / "conftest.py" for name in PARTS]
-    return [f"{path.relative_to(root)} differs from headrace's" for path in others if path.read_bytes() != wanted]
+def test_faults(root: Path) -> list[str]:
+    """Return which packages' files for tests differ: each is tested alone, all of them in one way."""
+    found = []
+    for file, names in (("conftest.py", PARTS), ("tests/golden.py", PARTS[:2])):
+        wanted = (root / "sub-packages" / "headrace" / file).read_bytes()
+        others = [root / "sub-packages" / name / file for name in names]
+        found += [f"{path.relative_to(root)} differs from headrace's" for path in others if path.read_bytes() != wanted]
+    return found
 
 
 def copy_faults(root: Path) -> list[str]:
@@ -90,7 +93,7 @@ def faults(root: Path) -> list[str]:
         found.append(f"sub-packages holds {sorted(have)}")
     for name in sorted(have):
         found += package_faults(root, name)
-    return found + conftest_faults(root) + copy_faults(root) + version_faults(root)
+    return found + test_faults(root) + copy_faults(root) + version_faults(root)
 
 
 def main(root: Path) -> int:

@@ -16,6 +16,7 @@ Columns:
     resumed: The rest of an epoch after a resume, from 3 ranks on 2, and with ``rank="all"``.
     changed: An epoch in which samples are excluded, a step is skipped and the number of ranks changes.
     accepted: The rest of an epoch after a resume with another value of one argument.
+    reweighted: What is left of two epochs after other weights of a mixture, and the draw and step that have them.
 """
 
 from __future__ import annotations
@@ -109,11 +110,13 @@ class Row:
     Args:
         make: Makes it; takes ``num_replicas``, ``rank`` and arguments that replace the row's.
         other: An argument with another value, which a resume accepts.
+        weights: Other weights, where a mixture gives the order.
         alone: Columns to leave out, as the class has no such method.
     """
 
     make: Callable[..., Any]
     other: dict[str, Any] = field(default_factory=dict)
+    weights: Any = None
     without: tuple[str, ...] = ()
     all_of_8: bool = False
 
@@ -269,6 +272,14 @@ def accepted(row: Row) -> Any:
     return [taken, after.remaining, read(after)]
 
 
+def reweighted(row: Row) -> Any:
+    sampler = row.make(num_replicas=2, rank=1)
+    batches = iter(sampler)
+    found: list[Any] = [read(islice(batches, 3)), list(sampler.reweight(row.weights)), read(batches)]
+    sampler.set_epoch(1)
+    return [*found, read(sampler), [read(sampler.step(number)) for number in (1, 5, 17)]]
+
+
 ASKED: dict[str, Callable[[Row], Any]] = {
     "all": of_all,
     "step": steps,
@@ -278,6 +289,7 @@ ASKED: dict[str, Callable[[Row], Any]] = {
     "resumed": resumed,
     "changed": changed,
     "accepted": accepted,
+    "reweighted": reweighted,
 }
 
 
@@ -292,7 +304,7 @@ def answers(row: Row) -> dict[str, Any]:
             found |= {f"keys{world}": own for world, own in epochs.keys.items()}
             found |= {"draws": epochs.draws, "left": epochs.left}
         for name, ask in ASKED.items():
-            if name not in row.without:
+            if name not in row.without and (name != "reweighted" or row.weights is not None):
                 found[name] = attempt(lambda: ask(row))  # noqa: B023
     return found
 

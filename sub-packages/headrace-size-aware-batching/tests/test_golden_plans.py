@@ -157,7 +157,7 @@ def planned(sizes: Any, budget: Any, options: dict[str, Any], all_of_8: bool) ->
     )  # steps are of one batch on each rank
     if len(sizes) == len(MANY):
         without += ("keys", "resumed", "changed", "accepted", "all")
-    return Row(make, {"max_total_size": larger}, without, all_of_8)
+    return Row(make, {"max_total_size": larger}, None, without, all_of_8)
 
 
 BLOCKS: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
