@@ -1,6 +1,6 @@
 """What size-aware batches promise, on a real GPU: coverage, headroom, no step that runs out of memory, tokens a second.
 
-    python benchmarks/gpu.py                  # eight minutes on one H100; needs torch, numpy, tqdm and matplotlib
+    python benchmarks/gpu.py                  # eight minutes on one H200; needs torch, numpy, tqdm and matplotlib
     python benchmarks/gpu.py --dry            # every part on the CPU with tiny models; its figures say nothing
 
 The models are like ESM-2 (150M parameters) and Llama (350M), from their dimensions alone, in bfloat16 with
@@ -673,21 +673,25 @@ def draw(parts: dict[str, Any], options: argparse.Namespace) -> None:
             capacity = max(each["capacity"] for each in fits.values()) / 2**30
             cold.plot([0, capacity], [0, capacity], color=GREY, linewidth=1)
             warm.axhline(capacity, color=RED, linewidth=1, label="memory")
+            lowest = 0.98 * min(min(each["cold"]["reserved"]) for each in fits.values()) / 2**30
+            cold.set(xlim=(lowest, capacity), ylim=(lowest, capacity))
+            warm.set_ylim(0, 1.05 * capacity)
             for axes in (cold, warm):
-                axes.set_ylim(0, 1.05 * capacity)
                 axes.legend(frameon=False, fontsize=8, loc="lower right")
-        cold.set(title="Batches in an emptied allocator", xlabel="upper prediction, GiB", ylabel="reserved, GiB")
+        cold.set(
+            title="In an emptied allocator (below the line: within)",
+            xlabel="upper prediction, GiB",
+            ylabel="reserved, GiB",
+        )
         warm.set(title="Steps one after another (dots: tensors; lines: retries)", xlabel="step", ylabel="GiB")
         if "speed" in measured:
-            arms = {name: each for name, each in measured["speed"]["arms"].items() if each["tokens a second"]}
-            rates = [each["tokens a second"] for each in arms.values()]
-            bars.barh([*arms], rates, color=[BLUE if name.startswith("planned") else GREY for name in arms])
-            for place, each in enumerate(arms.values()):
-                over = each["over fixed"]
-                bars.text(each["tokens a second"], place, f" {over:.2f}" if over else "", va="center")
-            bars.set_xlim(0, 1.15 * max(rates))
+            arms = {name: each["over fixed"] for name, each in measured["speed"]["arms"].items() if each["over fixed"]}
+            bars.barh([*arms], [*arms.values()], color=[BLUE if name.startswith("planned") else GREY for name in arms])
+            for place, over in enumerate(arms.values()):
+                bars.text(over, place, f" {over:.1f}", va="center")
+            bars.set_xlim(0, 1.15 * max(arms.values(), default=1))
             bars.invert_yaxis()
-        bars.set(title="Real tokens a second, and over the fixed batches")
+        bars.set(title="Real tokens a second, over those of the fixed batches")
         if "oom" in measured:
             found = measured["oom"]
             seconds = np.array([found["the step"], *found["after"]]) / found["usual"]
