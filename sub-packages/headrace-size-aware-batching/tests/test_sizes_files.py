@@ -90,6 +90,11 @@ def test_what_holds_no_sizes_is_refused_by_name(tmp_path: Path, name: str, conte
     assert name in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "content"), [("s.txt", b"9\n2\n"), ("s.fasta", b">a\r\nMKVLAGGGG\r\n>b\r\nMK\r\n")])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str, content: bytes) -> None:
+    assert sizes_of_file(written(tmp_path / name, b"\xef\xbb\xbf" + content)).tolist() == [9, 2]
+
+
 def test_an_npy_file_never_runs_code(tmp_path: Path) -> None:
     np.save(tmp_path / "s.npy", np.array([1, None]), allow_pickle=True)
     with pytest.raises(ValueError, match="allow_pickle=False"):

@@ -138,6 +138,39 @@ def test_fasta_records_are_numbered_samples(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("words", [[], ["--key-from", "id"]])
+@pytest.mark.parametrize(
+    ("text", "number", "at"),
+    [(">a\nMK\n>M\xfcller b\nMK\n", 3, 8), (">\xfc\nM\n", 2, 1), (">a\nMK\xd7\nM\n>b\nM", 2, 5)],
+)
+def test_text_that_is_no_utf8_is_noticed_before_anything_is_written(
+    tmp_path: Path, text: str, number: int, at: int, words: list[str]
+) -> None:
+    (tmp_path / "one.fa").write_text(">Müller\nMK\n>x\nM\n", encoding="utf-8")
+    (tmp_path / "two.fa").write_text(text, encoding="latin-1")
+    (tmp_path / "two.fa.gz").write_bytes(gzip.compress((tmp_path / "two.fa").read_bytes()))
+    for name in ("two.fa", "two.fa.gz"):
+        told = pack(tmp_path / "one.fa", tmp_path / name, tmp_path / "out", *words, code=2)
+        assert f"{name}: record {number} has text that is no UTF-8, at byte {at}: convert the file" in told
+        assert "iconv -f latin1 -t utf-8" in told
+    assert not (tmp_path / "out").exists()
+    pack(tmp_path / "one.fa", tmp_path / "out", *words)
+    assert IndexedShards(tmp_path / "out")[0]["id.txt"] == "Müller"
+
+
+@pytest.mark.parametrize("begin", [b"", b"\r\n"])
+def test_a_byte_order_mark_is_no_part_of_a_record(tmp_path: Path, begin: bytes) -> None:
+    source = tmp_path / "a.fasta"
+    source.write_bytes(b"\xef\xbb\xbf" + begin + b">one\r\n>two\r\nMK\r\n")
+    done = run("pack", source, tmp_path / "out", "--key-from", "id")
+    assert done.returncode == 0, done.stderr
+    assert b"record 0 has no letters" in done.stderr
+    assert list(IndexedShards(tmp_path / "out")) == [
+        {"__key__": "one", "id.txt": "one", "seq.txt": ""},
+        {"__key__": "two", "id.txt": "two", "seq.txt": "MK"},
+    ]
+
+
 @given(st.lists(st.tuples(st.text("ab| >.", max_size=9), st.lists(st.text("ACG*", min_size=1, max_size=9)))))
 def test_fasta_gives_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, list[str]]]
@@ -517,7 +550,6 @@ def test_fasta_ids_are_keys_if_asked_for(tmp_path: Path, workers: str) -> None:
     [
         (b">a.1 x\nM\n>a-1 y\nM\n", "the ids 'a.1' in .*a.fa and 'a-1' in .*a.fa both give the key 'a-1'"),
         (b">a\nM\n>\nM\n", "record 1 has no id"),
-        (b">\xff\nM\n", "record 0 has the id .*no UTF-8"),
     ],
 )
 def test_ids_that_are_no_keys_are_refused_before_anything_is_written(tmp_path: Path, text: bytes, message: str) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import gzip
 import mmap
 import os
@@ -16,8 +17,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from functools import cache
-from itertools import accumulate, chain
+from functools import cache, partial
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ _PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
 _FASTA = (*_PLAIN, *(f"{ending}.gz" for ending in _PLAIN))
 _LMDB = (".lmdb", ".mdb")
 _OPTIONS = {"split_at": "files", "member": "lmdb", "db": "lmdb", "key_from": "fasta"}
-_RECORD = re.compile(rb"^>", re.MULTILINE)
-_WITHOUT_LETTERS = re.compile(rb"^>[^\r\n]*+\s*+(?=^>|\Z)", re.MULTILINE)
+# A ">" that begins a line, or follows a byte order mark: searched for as a letter, which is fast, and then seen to.
+_BEGIN = rb">(?:(?<=^>)|(?<=\A\xef\xbb\xbf>))"
+_RECORD = re.compile(_BEGIN, re.MULTILINE)
+_WITHOUT_LETTERS = re.compile(_BEGIN + rb"[^\r\n]*+\s*+(?=^>|\Z)", re.MULTILINE)
 _DIGITS = 9
 # What writers of LMDBs put beside the samples: TAPE, Open Catalyst, ASE, text recognition, tensorpack.
 _COUNTS = {b"length", b"num_examples", b"num-samples", b"nextid", b"deleted_ids", b"metadata", b"__len__", b"__keys__"}
@@ -280,11 +283,28 @@ def _record_starts(path: Path, name: str, first: int) -> tuple[npt.NDArray[np.in
         starts = np.fromiter((match.start() for match in _RECORD.finditer(data)), np.int64)
         empty = np.fromiter((match.start() for match in _WITHOUT_LETTERS.finditer(data)), np.int64)
         head = data[: min(int(starts[0]) if starts.size else nbytes, 4096)]
+    head = head.removeprefix(codecs.BOM_UTF8)
     if head.strip():
         raise ValueError(f"{name}: it does not begin with '>', as a FASTA file does, but with {head.strip()[:24]!r}")
     if not starts.size:
         raise ValueError(f"{name}: the file holds no record")
-    return np.append(starts, nbytes), (np.searchsorted(starts, empty) + first).tolist()
+    starts = np.append(starts, nbytes)
+    _refuse_other_encodings(path, starts, name, first)
+    return starts, (np.searchsorted(starts, empty) + first).tolist()
+
+
+def _refuse_other_encodings(path: Path, starts: npt.NDArray[np.int64], name: str, first: int) -> None:
+    """Refuse what is no UTF-8, which would fail when it is read: members are texts."""
+    with path.open("rb") as file:
+        if all(piece.isascii() for piece in iter(partial(file.read, _MIB), b"")):
+            return
+        for number, (begin, end) in enumerate(pairwise(starts.tolist()), first):
+            file.seek(begin)
+            try:
+                file.read(end - begin).decode()
+            except UnicodeDecodeError as error:
+                message = f"{name}: record {number} has text that is no UTF-8, at byte {begin + error.start}"
+                raise ValueError(f"{message}: convert the file, such as with `iconv -f latin1 -t utf-8`") from error
 
 
 def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]:
@@ -293,11 +313,9 @@ def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]
         for number, start in enumerate(starts[:-1].tolist()):
             file.seek(start)
             words = file.readline()[1:].split(None, 1)
-            try:
-                ids.append(words[0].decode())
-            except (IndexError, UnicodeDecodeError):
-                found = "no id behind '>'" if not words else f"the id {words[0]!r:.80}, which is no UTF-8"
-                raise ValueError(f"{name}: record {number} has {found}: leave out --key-from id") from None
+            if not words:
+                raise ValueError(f"{name}: record {number} has no id behind '>': leave out --key-from id")
+            ids.append(words[0].decode())
     return ids
 
 

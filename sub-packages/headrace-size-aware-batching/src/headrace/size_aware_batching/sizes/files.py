@@ -1,5 +1,6 @@
 """Sizes in files: .npy, text, FASTA and Parquet."""
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
@@ -53,7 +54,8 @@ def fasta_lengths(lines: Iterable[bytes]) -> Iterator[int]:
     [5, 1]
     """
     length = None
-    for place, line in enumerate(lines, 1):
+    for place, text in enumerate(lines, 1):
+        line = text.removeprefix(codecs.BOM_UTF8) if place == 1 else text
         if line.startswith(b">"):
             if length is not None:
                 yield length
@@ -77,7 +79,7 @@ def _from_npy(path: Path) -> NDArray[Any]:
 
 def _from_text(path: Path) -> NDArray[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").rstrip().split("\n")
+        lines = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
     except UnicodeDecodeError:
         raise ValueError("it is not text in UTF-8") from None
     if lines == [""]:
