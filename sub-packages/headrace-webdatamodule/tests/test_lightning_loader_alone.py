@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import CombinedLoader
 from streams import module as stream_module
 from streams import number, write
-from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, ResumableLoader
 
@@ -150,20 +149,6 @@ def test_another_number_of_ranks_goes_on_exactly(
     expected += [(1, batch) for batch in rest]
     resumed = fit(of_ranks(after), path=path, asks=asks, max_epochs=2)
     assert resumed.seen == [(epoch, tuple(SAMPLES[index]["__key__"] for index in batch)) for epoch, batch in expected]
-
-
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_checkpoint_in_mid_epoch_without_a_position_is_refused(tmp_path: Path, asks: bool) -> None:
-    saving = Save(tmp_path)
-    fit(DataLoader(SAMPLES, batch_size=3, collate_fn=keys), saving, asks=asks)  # type: ignore[arg-type]
-    middle, end = (
-        next(path for path, hook, done in saving.saved if (hook, done) == chosen)
-        for chosen in (("batch end", 5), ("epoch end", 7))
-    )
-    with pytest.raises(ValueError, match=r"ckpt_path must .* position of the train loader.*datamodule=MapDataModule"):
-        fit(loader("plain"), path=middle, asks=asks)
-    whole = fit(loader("plain"), asks=asks)
-    assert fit(loader("plain"), path=end, asks=asks).seen == whole.seen[7:]
 
 
 @pytest.mark.parametrize("asks", [True, False])

@@ -23,7 +23,7 @@ def loader(kind: str = "plain") -> ResumableLoader:
     batches: Any = DistributedBatchSampler(TRAIN, 3, num_replicas=1, rank=0, seed=1)
     if kind == "uneven":
         batches = Stateful(SIZES, sampler=None, num_replicas=1, rank=0, seed=1)
-    return ResumableLoader(SAMPLES, batches, collate_fn=keys)
+    return ResumableLoader(SAMPLES, batches, collate_fn=keys, seed=1)
 
 
 def module(kind: str = "plain", of: type[MapDataModule] = MapDataModule, **options: Any) -> MapDataModule:
@@ -42,6 +42,14 @@ def fit(given: Any, *callbacks: Callback, path: Any = None, asks: bool = False, 
         loaders["val_dataloaders"] = DataLoader(["v"])  # type: ignore[arg-type]
     running.fit(model, ckpt_path=path, **loaders, **RESTORE)
     return model
+
+
+def stopped_at(steps: int, given: Any, saving: Save, *, asks: bool) -> Path:
+    """The checkpoint of a fit that `max_steps` ended, saved behind it."""
+    running, path = trainer(saving, max_steps=steps), Path(saving.folder) / "stopped.ckpt"
+    running.fit(Model(asks=asks), given)
+    running.save_checkpoint(path)
+    return path
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,3 +90,55 @@ def test_a_run_that_resumed_at_the_end_of_an_epoch_resumes_in_the_next(
         assert run(second, path=path).seen == whole[end:]
         middle = next(path for path, hook, done in second.saved if (hook, done) == ("batch end", 2))
         assert run(path=middle).seen == whole[end + 2 :]
+
+
+class Renamed(MapDataModule):
+    """The data module of the same run, after its class got another name."""
+
+
+MAKERS: dict[str, Any] = {
+    "module": module,
+    "renamed": lambda: module(of=Renamed),
+    "loader": loader,
+    "torch's": lambda: DataLoader(SAMPLES, batch_size=3, collate_fn=keys),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "resumed"), [("module", "renamed"), ("renamed", "module"), ("module", "loader"), ("loader", "loader")]
+)
+def test_a_checkpoint_with_a_position_goes_on_exactly(tmp_path: Path, saved: str, resumed: str, asks: bool) -> None:
+    saving = Save(tmp_path)
+    whole, stopped = fit(MAKERS[saved](), asks=asks).seen, stopped_at(9, MAKERS[saved](), saving, asks=asks)
+    found = {(hook, done): path for path, hook, done in saving.saved}
+    for path, done in ((found["batch end", 2], 2), (found["epoch end", 7], 7), (stopped, 9)):
+        assert fit(MAKERS[resumed](), path=path, asks=asks).seen == whole[done:]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize(
+    ("saved", "resumed"), [("torch's", "loader"), ("torch's", "module"), ("loader", "module"), ("loader", "renamed")]
+)
+def test_a_checkpoint_in_mid_epoch_without_a_position_is_refused(
+    tmp_path: Path, saved: str, resumed: str, asks: bool
+) -> None:
+    saving = Save(tmp_path)
+    stopped = stopped_at(9, MAKERS[saved](), saving, asks=asks)
+    found = {(hook, done): path for path, hook, done in saving.saved}
+    ended_early = [] if resumed == "loader" else [stopped]  # which Lightning counts as an epoch
+    for middle in (found["batch end", 5], *ended_early):
+        with pytest.raises(ValueError, match=r"ckpt_path must .* position of the train .* data module that saved it"):
+            fit(MAKERS[resumed](), path=middle, asks=asks)
+    whole = fit(MAKERS[resumed](), asks=asks).seen
+    assert fit(MAKERS[resumed](), path=found["epoch end", 7], asks=asks).seen == whole[7:]
+
+
+def test_a_validation_that_was_stopped_is_skipped_and_training_goes_on(tmp_path: Path) -> None:
+    saving = Save(tmp_path)
+    options: dict[str, Any] = {"val_check_interval": 3}
+    whole = fit(module(), saving, **options)
+    for path, hook, done in saving.saved:
+        if done == 3 and hook in ("batch end", "val batch end"):
+            resumed = fit(module(), path=path, **options)
+            assert (resumed.seen, resumed.validated) == (whole.seen[3:], whole.validated[1:])

@@ -10,7 +10,7 @@
 - `fit_loop.max_batches`, `_data_fetcher` and `trainer.val_check_batch`: the number of batches of an epoch, by which it
   validates and takes the last optimizer step, so that both follow when the epoch is changed in its middle.
 - The same of the loops that validate, test and predict: their iterators.
-- `_combined_loader_states_to_load`, `_load_combined_loader_states()`: a loop whose loaders were asked for before it was
+- `_combined_loader_states_to_load`: a loop whose loaders were asked for before it was
   restored, as by `estimated_stepping_batches` in `configure_optimizers`, never loads them.
 - `_combined_loader.limits`, also of its `_iterator`: batches of an epoch that a loop which keeps its loader goes by.
 - `on_advance_start`: where the fit loop sets the epoch of its loaders, before their first batch.
@@ -22,8 +22,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
+from headrace.webdatamodule.loading.state_dict import is_module_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader, EpochOffset, Loop
 
 _DEPTH = 6  # frames between the fit loop and a loader's `set_epoch`, and some to spare
@@ -41,6 +43,8 @@ class FitLoop(Loop):
         self._lender = module.trainer
         self._lent = self._borrowed = self._lender.reload_dataloaders_every_n_epochs
         self._borrow(1)  # so that it asks for the length of each epoch
+        self._finder = _StateFinder(module)
+        self._lender.callbacks.insert(0, self._finder)
 
     def _borrow(self, value: int) -> None:
         """Set the trainer's `reload_dataloaders_every_n_epochs`, unless somebody else has set it since."""
@@ -50,6 +54,8 @@ class FitLoop(Loop):
     def give_back(self) -> None:
         """The fit is over."""
         self._borrow(self._lent)
+        if self._finder in self._lender.callbacks:
+            self._lender.callbacks.remove(self._finder)
 
     def load_state_dict(self, state: Any) -> None:
         """Resume, when the trainer's loops are not restored yet."""
@@ -138,6 +144,32 @@ class FitLoop(Loop):
             trainer.val_check_batch = max(1, int(most * trainer.val_check_interval))
 
 
+class _StateFinder(Callback):
+    """Loads a data module's state that Lightning does not find, as it keeps it by the name of the class."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002 - the trainer's interface
+        """Load the state of a class with another name; without one, refuse a checkpoint of the middle of an epoch."""
+        if type(self._module).__qualname__ in checkpoint:
+            return
+        for state in filter(is_module_state, checkpoint.values()):
+            self._module.load_state_dict(state)
+            return
+        batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        if batches["current"]["processed"] > 0 and not batches["is_last_batch"]:
+            raise _without_position("train")
+
+
+def _without_position(name: str) -> ValueError:
+    return ValueError(
+        f"ckpt_path must be a checkpoint that holds the position of the {name} loader, as it was saved in the middle "
+        "of an epoch, got one without: samples would come again, or be lost. Resume with the loader or the data module "
+        "that saved it, or from a checkpoint of the end of an epoch"
+    )
+
+
 class LoaderAlone(FitLoop):
     """Joins a trainer's fit loop with a train loader that it was given without a data module of headrace."""
 
@@ -191,14 +223,12 @@ def join_loader_alone(loader: EpochLoader) -> None:
     """Join a loader with the fit loop that sets its epoch at this moment, if one does, and see that it is resumed."""
     if (loop := _advancing_loop()) is None:
         return
+    if states := loop._combined_loader_states_to_load:  # also of an epoch that `max_steps` ended
+        loop._combined_loader._load_state_dicts(states)
+        loop._combined_loader_states_to_load = []
     if loop.restarting:
-        loop._load_combined_loader_states()
         if loop.restarted_mid_epoch and not (loader.resumed or loop.epoch_loop.batch_progress.is_last_batch):
-            raise ValueError(
-                f"ckpt_path must be a checkpoint that holds the position of the {loader._name} loader, as it was saved "
-                "in the middle of an epoch, got one without: samples would be lost. Resume with the loader that it was "
-                "saved with, or give fit a data module: datamodule=MapDataModule(...)"
-            )
+            raise _without_position(loader._name)
         _refuse_other_length(loader, loop)
     if not isinstance(loader._loop, LoaderAlone) or loader._loop._joined is not loop.trainer:
         loader._join(LoaderAlone(loop.trainer, loader))

@@ -154,6 +154,12 @@ def module_state(
     return state if trainer is None else {**state, "trainer": trainer}
 
 
+def is_module_state(thing: Any) -> bool:
+    """Whether something in a checkpoint is the state of a data module."""
+    keys = {"version", "options", "train", "trainer"}
+    return isinstance(thing, Mapping) and isinstance(thing.get("train"), Mapping) and set(thing) <= keys
+
+
 def check_module_state(state: Any) -> None:
     """Refuse a state with options that is no state of a data module, or of another version."""
     if not isinstance(state, Mapping):
