@@ -10,7 +10,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -70,10 +70,11 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET(head=True)
 
     def do_GET(self, head: bool = False) -> None:
-        path = self.folder / unquote(self.path.partition("?")[0].lstrip("/"))
+        path = self.folder / unquote(urlsplit(self.path).path.lstrip("/"))  # as a proxy it is given a whole URL
         span = self.headers.get("Range", "")
         fault = self.faults.take(path.name, span, self.headers.get("User-Agent", ""))
-        user = b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
+        scheme, _, user = self.headers.get("Authorization", "").partition(" ")
+        user = b64decode(user).decode() if scheme == "Basic" else ""
         if self.faults.secret not in self.path + user:
             return self.answer(403, b"", head=head)
         if fault == "moved":

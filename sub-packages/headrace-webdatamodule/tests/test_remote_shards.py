@@ -748,6 +748,30 @@ def test_signed_urls(site: Site, cache: Path | None) -> None:
         assert far.shard_of(0) == tars[0].removesuffix(query)
 
 
+@pytest.mark.parametrize("place", ["runs::2024", "s3::x", "runs::2024?signature=a::b", "runs::2024/manifest.json?::"])
+def test_colons_in_a_path_or_a_query_are_no_chain(folder: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / place.partition("?")[0].partition("/")[0]).symlink_to(folder)
+    with served(tmp_path) as site:
+        far = IndexedShards(Remote(f"{site.url}/{place}", retry=QUICK))
+        assert far[COUNT - 1]["json"] == [COUNT - 1]
+
+
+def test_an_address_of_ipv6_is_asked(site: Site) -> None:
+    with pytest.raises(ShardError, match=r"Cannot connect to host ::1:1 ") as caught:
+        IndexedShards(Remote("http://[::1]:1/train", retry=RetryPolicy(1)))
+    assert caught.value.shard == "http://[::1]:1/train/manifest.json"
+
+
+def test_a_proxy_of_the_environment_is_used(site: Site, cache: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", site.url)
+    far = IndexedShards(Remote("http://elsewhere.invalid", cache_dir=cache, retry=RetryPolicy(1)))
+    assert list(far) == list(IndexedShards(site.folder))
+    monkeypatch.setenv("no_proxy", "elsewhere.invalid")
+    direct = Remote("http://elsewhere.invalid", {"headers": {"not": "cached"}}, retry=RetryPolicy(1))
+    with pytest.raises(ShardError, match=r"Cannot connect to host elsewhere\.invalid"):
+        IndexedShards(direct)
+
+
 def test_numbers_in_braces_are_expanded(site: Site) -> None:
     assert list(IndexedShards(f"{site.url}/wdshards-{{000000..000003}}.tar")) == list(IndexedShards(site.folder))
 

@@ -18,6 +18,7 @@ from typing import BinaryIO, Self, TypeAlias
 from filelock import FileLock, Timeout
 
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, ShardError
+from headrace.webdatamodule.shards.urls import redacted
 
 LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
@@ -124,10 +125,12 @@ def expanded(place: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
 
 
-def output_directory(name: str, place: str | os.PathLike[str]) -> Path:
+def output_directory(
+    name: str, place: str | os.PathLike[str], *, cure: str = "write the shards, then copy them"
+) -> Path:
     """A directory of this machine to write to, which the argument `name` gives; a URL would become a folder "s3:"."""
     if _URL.match(str(place)):
-        raise ValueError(f"{name} must be a local one, got {str(place)!r}: write the shards, then copy them")
+        raise ValueError(f"{name} must be a local one, got {redacted(str(place))!r}: {cure}")
     return expanded(place)
 
 

@@ -26,7 +26,7 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
-from headrace.webdatamodule.shards.format.files import expanded, sync_directory
+from headrace.webdatamodule.shards.format.files import output_directory, sync_directory
 from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader
@@ -54,7 +54,7 @@ class Cache:
     """
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
-        self.directory = expanded(directory).absolute()
+        self.directory = output_directory("cache_dir", directory, cure="give a directory of this machine").absolute()
         self.max_bytes = checked_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
         self.wanted: Collection[str] = frozenset()  # names of files that are not evicted while this object lives
         _IN_USE.add(self)
