@@ -290,6 +290,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
             packs = options.bytes_per_pack
             sizes = samples.packed_sizes(packs) if packs else samples.sizes()
             given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": sizes}
+        samples.check()
         fingerprint = stamps_fingerprint(samples.stamps())
         noted = noted_fingerprint(options.out, options.prefix)
         if noted not in (None, fingerprint) and not options.overwrite:
