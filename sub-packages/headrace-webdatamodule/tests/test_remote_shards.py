@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,7 +22,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
-from shard_server import COUNT, FAULTS, QUICK, WRONG, Site, served, served_own, served_shared, until, written_once
+from shard_server import (
+    COUNT,
+    FAULTS,
+    QUICK,
+    WRONG,
+    Handler,
+    Site,
+    served,
+    served_own,
+    served_shared,
+    until,
+    written_once,
+)
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import (
@@ -760,6 +773,34 @@ def test_an_address_of_ipv6_is_asked(site: Site) -> None:
     with pytest.raises(ShardError, match=r"Cannot connect to host ::1:1 ") as caught:
         IndexedShards(Remote("http://[::1]:1/train", retry=RetryPolicy(1)))
     assert caught.value.shard == "http://[::1]:1/train/manifest.json"
+
+
+@pytest.mark.parametrize("encoding", ["aws-chunked", "AWS-Chunked, identity"])
+def test_the_name_of_an_upload_s_encoding_is_not_taken_for_compression(
+    site: Site, cache: Path | None, encoding: str
+) -> None:
+    """Object stores keep it as it was sent with an upload in pieces."""
+    site.faults.kind, site.faults.name, site.faults.times = f"encoding: {encoding}", "", 10**6
+    assert list(site.dataset(cache)) == list(IndexedShards(site.folder))
+    assert site.dataset(cache, check="none")[3]["json"] == [3]
+
+
+def test_a_server_that_signs_for_one_method_is_not_asked_with_another(
+    site: Site, cache: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = list[str]()
+    monkeypatch.setattr(Handler, "log_request", lambda handler, *_: methods.append(handler.command))
+    far = site.dataset(cache, check="none")
+    assert far[3]["json"] == [3]
+    assert far.columns == ("tokens",)
+    assert set(methods) == {"GET"}
+
+
+def test_an_option_that_cannot_be_sent_to_spawned_workers_is_named(site: Site) -> None:
+    far = IndexedShards(Remote(site.url, {"ssl": ssl.create_default_context()}, retry=QUICK))
+    assert far[3]["json"] == [3]
+    with pytest.raises(TypeError, match=r"storage_options\['ssl'\] .*SSLContext.*fork.*get_client.*SSL_CERT_FILE"):
+        pickle.dumps(far)
 
 
 def test_a_proxy_of_the_environment_is_used(site: Site, cache: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:

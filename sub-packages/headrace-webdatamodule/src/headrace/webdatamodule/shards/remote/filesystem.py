@@ -12,9 +12,9 @@ import re
 import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from importlib import import_module
 from itertools import starmap
@@ -34,7 +34,7 @@ _NEVER_COLLECTED: list[Any] = []
 _Got = TypeVar("_Got")
 # URLs of fsspec's that are chained, such as "simplecache::s3://bucket/a"; not [::1], and no other "::" in a path.
 _CHAIN = re.compile(r"::[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
-_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
+_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})?")
 _REASON = 500
 _BEGIN = 80  # bytes of a wrong file that are shown
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -172,7 +172,13 @@ class RemoteFiles:
 
     def size(self, url: str) -> int:
         """The bytes of a file."""
-        size = self._one(url, lambda system, path: system.info(path, **self._limit(system)).get("size"))
+
+        def read(system: Any, path: str) -> Any:
+            if _is_http(system):
+                return import_module("fsspec.asyn").sync(system.loop, _size, system, path, self._timeout)
+            return system.info(path, **self._limit(system)).get("size")
+
+        size = self._one(url, read)
         if not isinstance(size, int):
             raise ShardError("the server does not say how large the file is: serve it with its length", shard=url)
         return size
@@ -447,18 +453,36 @@ def _get_all(
     return made
 
 
-async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO) -> bytes:
+@asynccontextmanager
+async def _answer(system: Any, path: str, span: Span | None) -> AsyncIterator[Any]:
+    """The answer to a request, its head checked."""
     options = dict(system.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
     if span is not None:
         headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
-        most = span[1] - span[0]
     session = await system.set_session()
     async with session.get(system.encode_url(path), headers=headers, **options) as answer:
         if answer.status == 404:
             raise FileNotFoundError(path)
         answer.raise_for_status()
         _check_head(answer.status, answer.headers, span)
+        yield answer
+
+
+async def _size(system: Any, path: str, timeout: float) -> int | None:
+    """The bytes of a file, from the answer to a request for the first ones: a signature may be for GET alone."""
+    async with asyncio.timeout(timeout), _answer(system, path, (0, BLOCK)) as answer:
+        if answer.status != 206:
+            length: int | None = answer.content_length
+            return length
+        if (sent := _RANGE.match(answer.headers.get("Content-Range", ""))) is None:
+            raise WrongBytesError("the server does not say which range it sends")
+        return int(sent[2]) if sent[2] else None
+
+
+async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO) -> bytes:
+    most = most if span is None else span[1] - span[0]
+    async with _answer(system, path, span) as answer:
         came = 0
         if span is None and (answer.content_length or 0) > most:
             raise UnboundedBodyError(f"the file has {answer.content_length} bytes, more than {most}")
@@ -473,8 +497,9 @@ async def _get(system: Any, path: str, span: Span | None, most: int, into: Binar
 
 
 def _check_head(status: int, headers: Any, span: Span | None) -> None:
-    encoding = headers.get("Content-Encoding", "identity")
-    if encoding not in ("identity", ""):
+    encoding = headers.get("Content-Encoding", "")
+    # "aws-chunked" is how an object was uploaded; object stores keep the name, and send the object without it.
+    if {name.strip().lower() for name in encoding.split(",")} - {"", "identity", "aws-chunked"}:
         message = f"the server compresses what it sends as {encoding[:40]!r}, unasked"
         raise WrongBytesError(f"{message}: switch that off there")
     if span is None:
