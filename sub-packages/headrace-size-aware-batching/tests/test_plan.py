@@ -1,5 +1,6 @@
 """Plans and the figures about them."""
 
+import math
 import pickle
 from typing import Any
 
@@ -35,12 +36,37 @@ def test_a_report_counts_batches_samples_and_steps() -> None:
     assert (report.num_replicas, report.steps) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "budget", "options", "fewest"),
+    [
+        ([60] * 4, 100, {}, 4),
+        ([60] * 4 + [40] * 4 + [45], 100, {}, 5),
+        ([60, 20, 20, 20, 20, 20, 20], 100, {}, 2),
+        ([60, 20, 20, 20, 20, 20, 20], 100, {"max_items": 2}, 4),
+        ([[60, 1]] * 3 + [[1, 60]] * 2, (100, 100), {}, 3),
+        ([0.25, 0.25, 0.6], 0.75, {}, 2),
+        ([200, 60], 100, {"oversize": "own_batch"}, 2),
+        ([200, 60], 100, {"oversize": "skip"}, 1),
+        ([250, 60], 100, {"oversize": "split"}, 4),
+        ([50, 50, 20, 20, 20], 100, {"strategy": "bucketed", "cost": "padded"}, 2),
+        ([50, 50, 20, 20, 20], 100, {"strategy": "bucketed", "cost": "padded", "max_items": 2}, 3),
+        ([5, 5, 2, 2, 2], 100, {"strategy": "bucketed", "cost": lambda n, longest: 10 * n * longest}, 2),
+        ([1], math.inf, {}, 1),
+    ],
+)
+def test_a_report_says_how_few_batches_there_could_be(
+    sizes: Any, budget: Any, options: dict[str, Any], fewest: int
+) -> None:
+    report = DistributedSizeAwareBatchSampler(sizes, budget, **options).report()
+    assert report.fewest == fewest <= report.batches
+
+
 def test_a_report_prints_as_a_table() -> None:
     reports = {name: DistributedSizeAwareBatchSampler(SIZES, 500).report() for name in ("one", "other")}
     lines = table(reports).splitlines()
     assert lines[0].split() == ["one", "other"]
     assert len(lines) == 1 + len(PlanReport.__dataclass_fields__)
-    assert str(reports["one"]).splitlines()[1].split() == ["samples", "1,003"]
+    assert str(reports["one"]).splitlines()[2].split() == ["samples", "1,003"]
 
 
 def test_padding_is_printed_where_batches_are_padded() -> None:

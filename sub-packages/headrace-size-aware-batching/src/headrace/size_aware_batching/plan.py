@@ -48,6 +48,7 @@ class BatchPlan:
         lengths: How much of its sample it is, likewise.
         steps: The optimizer steps; None without ``tokens_per_step``.
         curriculum: Where a curriculum stands; None without one.
+        max_items: Largest number of samples in a batch; None for no limit.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
 
@@ -72,6 +73,7 @@ class BatchPlan:
     lengths: NDArray[Any] | None = None
     steps: OptimizerSteps | None = None
     curriculum: CurriculumReport | None = None
+    max_items: int | None = None
 
     @never_raises
     def __repr__(self) -> str:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._display import html, never_raises
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
+from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, columns_of, reduced
 from headrace.size_aware_batching.planning.distribution import n_steps
+from headrace.size_aware_batching.planning.packing import martello_toth
 from headrace.size_aware_batching.planning.pieces import shares_of
 from headrace.size_aware_batching.planning.shapes import Shapes
 from headrace.size_aware_batching.planning.units import round_up
@@ -112,6 +113,8 @@ class PlanReport:
 
     Args:
         batches: Number of batches.
+        fewest: Lower bound of this number: no plan of these samples within the budgets and ``max_items`` has fewer, in
+            any order. A cost function is asked for no larger batches than the plan has: the bound is one for those.
         samples: Number of samples in them; pieces of a sample count as samples.
         items_min: Samples in the smallest batch.
         items_max: Samples in the largest batch.
@@ -148,6 +151,7 @@ class PlanReport:
     """
 
     batches: int
+    fewest: int
     samples: int
     items_min: int
     items_max: int
@@ -197,6 +201,7 @@ class PlanReport:
         oversize = 0 if plan.oversize is None else len(plan.oversize)
         return cls(
             batches=len(plan),
+            fewest=fewest_batches(plan),
             samples=int(counts.sum()),
             items_min=int(counts.min(initial=UNLIMITED)) if len(plan) else 0,
             items_max=int(counts.max(initial=0)),
@@ -311,6 +316,21 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
     work, places = cost.work(sizes[entries], limits), np.arange(len(plan.indices))
     each: NDArray[np.float64] = work(places[None], plan.offsets)[0]
     return each
+
+
+def fewest_batches(plan: BatchPlan) -> int:
+    """Return a number of batches that no plan of the same samples goes below, by sizes, budgets and count alone."""
+    if not len(plan):
+        return 0
+    cost, (table, places) = as_cost(plan.cost, plan.length_multiple), planned_sizes(plan)
+    most = plan.max_items or int(np.diff(plan.offsets).max())
+    sizes, limits, _ = cost.prepare(table[places], [*plan.budget], most)
+    if limits.capacity is not None:  # a sample takes at least its share of the largest batch that may hold it
+        counts = np.clip(limits.capacity(sizes), 1, plan.max_items)
+        return math.ceil(float((1 / counts).sum()) - 1e-6)
+    columns = zip(columns_of(sizes).T, limits.budgets, strict=True)
+    by_count = -(-len(sizes) // (plan.max_items or len(sizes)))
+    return max(by_count, *(martello_toth(column, budget) for column, budget in columns))
 
 
 def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:

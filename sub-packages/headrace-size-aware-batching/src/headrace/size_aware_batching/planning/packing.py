@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.random import shuffle_blocks
+from headrace.size_aware_batching.planning.redeal import even_out
 from headrace.size_aware_batching.planning.repair import repair
 
 ROUNDS = 2048  # of greedy balancing, about: larger inputs place most samples several at a time
@@ -157,3 +158,13 @@ def pack(
     batches = greedy_balance(sizes, n_batches, key, block)
     fits = repair(sizes, budgets, batches, n_batches, key)
     return batches if fits and np.bincount(batches, minlength=n_batches).min() > 0 else None
+
+
+def pack_evenly(
+    sizes: NDArray[np.int64], budgets: NDArray[np.int64], n_batches: int, key: int, block: int
+) -> NDArray[np.int64] | None:
+    """Pack as `pack` does, where few large samples fill a batch, by the first column; others count samples."""
+    batches = greedy_balance(sizes[:, :1], n_batches, key, block)
+    fits = even_out(sizes[:, 0], int(budgets[0]), batches, n_batches, key)
+    counts = np.bincount(batches, minlength=n_batches)
+    return batches if fits and counts.min() > 0 and counts.max() <= budgets[1:].min(initial=len(sizes)) else None

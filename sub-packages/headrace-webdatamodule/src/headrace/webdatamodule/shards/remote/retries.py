@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from headrace.webdatamodule._arguments import check_seconds, checked_int
@@ -27,7 +26,6 @@ _PERMANENT = (
     ValueError,
 )
 _TRANSIENT_STATUS = (408, 425, 429)
-_LONGEST = 300.0  # seconds; a server that is down for longer, or asks for years by mistake, is an error
 _CHANCE = random.SystemRandom()  # transforms draw from the process's generator, and a fork copies it
 
 
@@ -40,7 +38,7 @@ class RetryPolicy:
             at most two.
         backoff: Seconds before the second attempt; doubled for each further attempt, plus a random part of up to one
             half.
-        max_backoff: Maximum seconds between two attempts; more where a web server asks for it, up to five minutes.
+        max_backoff: Maximum seconds between two attempts.
 
     Raises:
         TypeError: `max_attempts` is not an int.
@@ -73,20 +71,6 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, _PERMANENT)
 
 
-def seconds_asked(error: object) -> float:
-    """How long a server asks to wait until it is asked again (`Retry-After`), up to five minutes."""
-    headers = getattr(error, "headers", None) or getattr(getattr(error, "__cause__", None), "headers", None) or {}
-    asked = headers.get("Retry-After", "")
-    try:
-        seconds = float(asked)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(asked).timestamp() - time.time()
-        except (OverflowError, ValueError):
-            return 0.0
-    return max(0.0, min(seconds, _LONGEST))
-
-
 def retry(
     ask: Callable[[Sequence[_Item]], Sequence[_Got | BaseException]],
     wanted: Sequence[_Item],
@@ -99,7 +83,7 @@ def retry(
         failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]
         if not failed or not all(is_transient(error) for error in got if isinstance(error, BaseException)):
             break
-        time.sleep(max(policy.seconds(attempt), *(seconds_asked(got[number]) for number in failed)))
+        time.sleep(policy.seconds(attempt))
         for number, one in zip(failed, ask([wanted[number] for number in failed]), strict=True):
             got[number] = one
     return got
