@@ -329,7 +329,7 @@ def test_real_sizes_never_exceed_a_real_budget(sizes: list[float], way: Way) -> 
 @given(ways, st.sampled_from(["int64", "uint64", "uint8", "int16", "float16", "float32", "float64"]), st.data())
 def test_any_kind_of_number(way: Way, kind: str, data: st.DataObject) -> None:
     sizes = np.array(data.draw(st.lists(st.integers(0, 200), max_size=60)), kind)
-    budget = data.draw(st.sampled_from([200, 1000, 10**6, 2**50, 2**62, 2.0**70, float("inf"), 250.5]))
+    budget = data.draw(st.sampled_from([200, 1000, 10**6, 2**50, 2**62 - 1, float("inf"), 250.5]))
     batches = list(make((sizes, budget), way))
     assert sorted(index for batch in batches for index in batch) == list(range(len(sizes)))
     assert all(cost_of(batch, sizes, way[1]) <= budget for batch in batches)

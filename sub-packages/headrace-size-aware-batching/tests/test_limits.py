@@ -1,12 +1,20 @@
 """Budgets and the longest samples that count."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import (
+    BlockwiseSizeAwareBatchSampler,
+    BucketedBatching,
+    DistributedSizeAwareBatchSampler,
+    SizeAwareBatchSampler,
+    plan_step,
+)
 from headrace.size_aware_batching.planning.limits import checked_budget
 
 
@@ -30,6 +38,25 @@ def test_budgets() -> None:
         3,
         2.5,
     ]
+
+
+HUGE = [2**62, 1e19, np.float64(2.0**70)]
+DOORS: dict[str, Callable[[Any, Any], object]] = {
+    "distributed": DistributedSizeAwareBatchSampler,
+    "two budgets": lambda sizes, budget: DistributedSizeAwareBatchSampler(np.stack([sizes] * 2, axis=1), (100, budget)),
+    "blockwise": lambda sizes, budget: BlockwiseSizeAwareBatchSampler([sizes], budget),
+    "step": lambda sizes, budget: plan_step(sizes, budget, num_replicas=1),
+    "batches": lambda sizes, budget: SizeAwareBatchSampler(range(len(sizes)), list(sizes), budget),
+    "stream": lambda sizes, budget: BucketedBatching(lambda index: sizes[index], budget),
+}
+
+
+@pytest.mark.parametrize("budget", HUGE, ids=str)
+@pytest.mark.parametrize("door", list(DOORS))
+def test_a_finite_budget_from_2_to_the_62nd_on_is_refused(door: str, budget: Any) -> None:
+    sizes = np.array([4 * 10**18] * 12)  # with no limit all twelve would share a batch
+    with pytest.raises(ValueError, match=r"max_total_size must be less than 2\*\*62, or math.inf for no limit, got"):
+        DOORS[door](sizes, budget)
 
 
 def test_max_length_cuts_the_column_it_names() -> None:

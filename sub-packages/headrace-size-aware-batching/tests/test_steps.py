@@ -446,6 +446,12 @@ def test_a_sample_longer_than_the_cap_gets_as_many_ranks_as_it_needs() -> None:
         plan_step(sizes, 32768, num_replicas=8, contexts=(1, 3))
 
 
+def test_several_ranks_run_no_more_samples_together_than_a_micro_batch_may_hold() -> None:
+    plan = plan_step([11] * 6 + [1] * 30, 10, num_replicas=4, contexts=(1, 4), max_items=2)
+    assert max(len(batch) for batch in batches_of(plan)) == 2
+    assert (plan.contexts == 4).any(axis=0).sum() == 3  # three of 11 would fit into four budgets
+
+
 def test_padded_micro_batches_have_samples_of_like_length() -> None:
     sizes = lengths(512)
     for meet in ("micro_batch", "step"):

@@ -308,7 +308,7 @@ def test_faulty_sizes_name_the_sample(size: Any, error: type[Exception], message
 def test_sizes_near_the_end_of_the_integers_do_not_wrap() -> None:
     size = 2**62 // 100 - 1
     for cost in ("sum", "padded"):
-        batches = list(bucketed_batching([size] * 100, lambda n: n, 2**62, cost=cost, buffer_size=100))
+        batches = list(bucketed_batching([size] * 100, lambda n: n, 2**62 - 1, cost=cost, buffer_size=100))
         assert [len(batch) for batch in batches] == [100]
         halves = list(bucketed_batching([size] * 100, lambda n: n, size * 50, cost=cost, buffer_size=100))
         assert [len(batch) for batch in halves] == [50, 50]

@@ -16,7 +16,7 @@ import torch
 Number: TypeAlias = int | float
 Logger: TypeAlias = Callable[[str], None]
 
-UNLIMITED = 2**62  # sizes stay below, so that sums of two fit into int64; a budget from here on is none
+UNLIMITED = 2**62  # sizes and finite budgets stay below, so that sums of two fit into int64
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
 _LIBRARIES = ("headrace.", "torch.utils.data.", "lightning.")
 

@@ -479,7 +479,7 @@ class _Step:
                 "allow more ranks, or raise the budget"
             )
         width = np.array(widths)[np.searchsorted(np.array(widths), np.maximum(need, 1))]
-        return unsorted(order, plan_contexts(samples, width, n_ranks, multiple))
+        return unsorted(order, plan_contexts(samples, width, n_ranks, multiple, self.prepared.limits.most_items))
 
     def _samples(self, unclipped: bool = False) -> tuple[NDArray[np.int64], Samples]:
         """Return the samples, the largest first, and their order."""

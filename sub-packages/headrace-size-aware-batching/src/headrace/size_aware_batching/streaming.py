@@ -280,9 +280,8 @@ class StreamBudget:
     """A cost and its budget, for sizes of a stream."""
 
     def __init__(self, cost: Cost, limit: Number, most_items: int, multiple: int = 1) -> None:
-        self.cost, self.multiple = cost, multiple
-        self.limit: Number = math.inf if limit >= UNLIMITED else limit  # sizes, and so costs, are below it
-        self._streamed = cost.streamed(self.limit, most_items, multiple)
+        self.cost, self.limit, self.multiple = cost, limit, multiple
+        self._streamed = cost.streamed(limit, most_items, multiple)
 
     def exceeded_by(self, size: Number) -> bool:
         """Return whether a sample of this size exceeds the budget by itself; an infinite size always does."""

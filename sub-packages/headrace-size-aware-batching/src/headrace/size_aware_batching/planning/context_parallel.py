@@ -19,17 +19,18 @@ from headrace.size_aware_batching.planning.micro_batches import (
 )
 
 
-def plan_contexts(samples: Samples, width: Ints, n_ranks: int, multiple: int) -> Assignment:
+def plan_contexts(samples: Samples, width: Ints, n_ranks: int, multiple: int, most_items: int) -> Assignment:
     """Plan one step of samples, the largest first, each of which needs a group of ``width`` ranks.
 
-    ``samples.sizes`` may exceed a budget, not ``width`` of them. Samples of groups of one width share micro-batches.
+    ``samples.sizes`` may exceed a budget, not ``width`` of them. Samples of groups of one width share micro-batches of
+    at most ``most_items`` samples.
 
     Raises:
         NoPlanError: If there are too few samples that one rank can run for what the groups leave over.
     """
     length = len(samples)
     alone = np.flatnonzero(width == 1)
-    batch_width, batch_work, batch_of = shared(samples, width)
+    batch_width, batch_work, batch_of = shared(samples, width, most_items)
     n_shared, used = len(batch_width), int(batch_width.sum())
     small = samples.of(alone)
     least = fewest(small) if len(alone) else 0
@@ -70,9 +71,10 @@ def plan_contexts(samples: Samples, width: Ints, n_ranks: int, multiple: int) ->
     return Assignment(of_rank, of_row, count, few, bound, of_width)
 
 
-def shared(samples: Samples, width: Ints) -> tuple[Ints, Ints, Ints]:
+def shared(samples: Samples, width: Ints, most_items: int) -> tuple[Ints, Ints, Ints]:
     """Return width and work a rank of micro-batches of several ranks, widest first, and that of each such sample."""
     widths: list[int] = []
+    counts: list[int] = []
     rooms: list[Ints] = []
     works: list[int] = []
     wide = np.flatnonzero(width > 1)
@@ -80,12 +82,15 @@ def shared(samples: Samples, width: Ints) -> tuple[Ints, Ints, Ints]:
     for place in np.lexsort((wide, -width[wide])).tolist():
         sample = wide[place]
         size, ranks = samples.sizes[sample], int(width[sample])
-        fits = (number for number, room in enumerate(rooms) if widths[number] == ranks and (room >= size).all())
+        alike = (number for number, other in enumerate(widths) if other == ranks and counts[number] < most_items)
+        fits = (number for number in alike if (rooms[number] >= size).all())
         number = next(fits, len(widths))
         if number == len(widths):
             widths.append(ranks)
             rooms.append(samples.budgets * ranks)
             works.append(0)
+            counts.append(0)
+        counts[number] += 1
         rooms[number] = rooms[number] - size
         works[number] += int(samples.work[sample])
         batch[place] = number

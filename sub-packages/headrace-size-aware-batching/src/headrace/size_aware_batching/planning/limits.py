@@ -59,18 +59,22 @@ def checked_budget(max_total_size: object) -> Number:
     number = real_number(max_total_size, "max_total_size")
     if number <= 0:
         raise ValueError(f"max_total_size must be greater than 0, got {number}: nothing would fit")
+    if UNLIMITED <= number < math.inf:
+        raise ValueError(
+            f"max_total_size must be less than 2**62, or math.inf for no limit, got {number}: count sizes and budget "
+            "in a larger unit"
+        )
     return number
 
 
 def plain_budget(max_total_size: Any) -> Budget:
-    """Return a budget, or a list of them, as plain numbers; from 2**62 on they are infinite."""
+    """Return a budget, or a list of them, as plain numbers."""
     given = max_total_size
     if isinstance(given, np.ndarray | np.generic | torch.Tensor):
         given = given.tolist()
     several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    numbers = [checked_budget(budget) for budget in (given if several else [given])]
-    plain = [math.inf if number >= UNLIMITED else number for number in numbers]
-    return plain if several else plain[0]
+    numbers: list[int | float] = [checked_budget(budget) for budget in (given if several else [given])]
+    return numbers if several else numbers[0]
 
 
 def budgets_of(budget: Budget, sizes: NDArray[Any]) -> tuple[float, ...]:
