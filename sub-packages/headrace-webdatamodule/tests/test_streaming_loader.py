@@ -368,6 +368,22 @@ def test_an_iteration_whose_workers_were_ended_repeats_nothing(tmp_path: Path, p
     assert flat(taken) + flat(made) == list(range(200))
 
 
+def test_a_state_is_resumed_by_the_loader_that_there_is(tmp_path: Path) -> None:
+    index_shards(write(tmp_path, [10, 10]))
+    first, second = (module(tmp_path, 20, 2) for _ in range(2))
+    whole = list(first.train_dataloader())
+    first.train_dataloader().set_epoch(0)
+    begun = iter(first.train_dataloader())
+    assert [next(begun) for _ in range(3)] == whole[:3]
+    made = second.train_dataloader()
+    running = iter(made)  # which has delivered nothing yet
+    second.load_state_dict(first.state_dict())
+    assert [next(running) for _ in range(2)] == whole[3:5]
+    assert second.state_dict()["train"]["position"] == 5
+    assert second.train_dataloader() is made
+    assert list(running) == whole[5:]
+
+
 def test_loaders_of_one_module_do_not_disturb_one_another(tmp_path: Path) -> None:
     index_shards(write(tmp_path, [10, 10]))
     options: Any = {"kwargs_wds": {"shardshuffle": True}, "kwargs_wld": {"num_workers": 2, "persistent_workers": True}}

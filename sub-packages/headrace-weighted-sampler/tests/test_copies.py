@@ -170,8 +170,8 @@ def test_a_source_that_was_left_in_the_middle_begins_anew_in_a_copy(
     thing = make_one()
     whole = list(thing)
     list(islice(thing, 25))
-    iter(thing)  # at the beginning again
-    assert list(copied(thing)) == whole
+    next(iter(thing))  # near the beginning again
+    assert list(copied(thing)) == whole[1:]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle])

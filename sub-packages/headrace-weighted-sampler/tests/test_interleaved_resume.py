@@ -1,6 +1,8 @@
 """States of the mixture of streams: resuming gives the exact remainder."""
 
+import copy
 import json
+import pickle
 from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
@@ -31,9 +33,10 @@ def test_a_state_saved_anywhere_gives_the_exact_remainder(
     count = len(sizes)
     weights = data.draw(st.lists(st.integers(1, 4), min_size=count, max_size=count))
     kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=count, max_size=count))
-    first = make(kinds, sizes, weights, stopping, seed)
+    first, unbroken = (make(kinds, sizes, weights, stopping, seed) for _ in range(2))
     first.set_epoch(epoch)
-    whole = list(islice(first, 300))
+    unbroken.set_epoch(epoch)
+    whole = list(islice(unbroken, 300))
     cut = data.draw(st.integers(0, len(whole)))
     stream = iter(first)
     assert list(islice(stream, cut)) == whole[:cut]
@@ -88,6 +91,59 @@ def test_nothing_is_begun_before_the_first_item_is_asked_for(kind: Kind) -> None
     assert (sources[0].begun, sources[1].begun) == (0, 0)
     next(stream)
     assert sources[0].begun + sources[1].begun == 1
+
+
+def mixed(kind: Kind = "both") -> InterleavedDataset[Item]:
+    return make([kind] * 2, [9, 4], [1, 1], "endless")
+
+
+@IGNORE_SKIPS
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_iterator_that_has_delivered_nothing_begins_where_the_dataset_was_put(kind: Kind) -> None:
+    first = mixed(kind)
+    whole = list(islice(first, 60))
+    stream = iter(first)
+    list(islice(stream, 17))
+    second = mixed(kind)
+    unused, running = iter(second), iter(second)
+    second.load_state_dict(first.state_dict())
+    assert [one.position for one in (unused, running)] == [17, 17]
+    copies = [copy.copy(running), copy.deepcopy(running), pickle.loads(pickle.dumps(running))]
+    assert list(islice(running, 20)) == whole[17:37]
+    assert second.state_dict() == _state_at(mixed(kind), 0, 37)
+    assert unused.position == 0, "the state is that of one iteration"
+    for one in copies:
+        assert list(islice(one, 20)) == whole[17:37]
+
+
+def test_an_iterator_that_was_made_and_not_used_leaves_a_loaded_position() -> None:
+    first, second = mixed(), mixed()
+    stream = iter(first)
+    list(islice(stream, 17))
+    second.load_state_dict(first.state_dict())
+    iter(second)
+    assert second.state_dict()["position"] == 17
+    assert list(islice(second, 9)) == list(islice(stream, 9))
+
+
+def test_an_iterator_that_has_delivered_nothing_is_of_the_epoch_that_is_chosen() -> None:
+    dataset, other = mixed(), mixed()
+    running = iter(dataset)
+    for one in (dataset, other):
+        one.set_epoch(2)
+    assert list(islice(running, 9)) == list(islice(other, 9))
+    assert dataset.state_dict() == other.state_dict()
+
+
+def test_an_iteration_that_is_under_way_goes_on_and_the_next_one_has_the_state() -> None:
+    first, second = mixed(), mixed()
+    whole = list(islice(first, 60))
+    stream, running = iter(first), iter(second)
+    list(islice(stream, 17))
+    assert list(islice(running, 3)) == whole[:3]
+    second.load_state_dict(first.state_dict())
+    assert list(islice(running, 5)) == whole[3:8]
+    assert list(islice(second, 5)) == whole[17:22]
 
 
 def test_loading_twice_is_loading_once() -> None:

@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,55 @@ def test_shards_that_are_shuffled_without_a_buffer_resume_from_the_streams_own_s
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert numbers(second) == whole[50:]
+
+
+def of_table(rows: int = SIZE, column: str = "number", shards: int = 2) -> Any:
+    return datasets.Dataset.from_dict({column: list(range(rows))}).to_iterable_dataset(num_shards=shards)
+
+
+def of_files(folder: Path, names: str = "ab") -> Any:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / f"{name}.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in range(20)))
+    files = [str(folder / f"{name}.jsonl") for name in names]
+    return datasets.load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=folder / "cache")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda _: of_table(rows=20),
+        lambda _: of_table(column="label"),
+        lambda _: of_table(shards=4),
+        lambda _: of_table().map(lambda item: item),
+        lambda _: datasets.IterableDataset.from_generator(lambda: iter([{"number": 1}])),
+        lambda folder: of_files(folder / "data"),
+    ],
+)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_state_of_another_stream_is_refused(tmp_path: Path, other: Any, shuffled: bool) -> None:
+    def build(source: Any) -> Mixture:
+        source = source.shuffle(seed=3, buffer_size=BUFFER) if shuffled else source
+        return InterleavedDataset({"a": source, "b": range(9)}, {"a": 1, "b": 1}, seed=1)
+
+    first = build(of_table())
+    list(islice(first, 150))
+    with pytest.raises(ValueError, match="state was saved with other data in the sources"):
+        build(other(tmp_path)).load_state_dict(first.state_dict())
+
+
+def test_files_of_a_stream_may_lie_elsewhere_and_have_no_other_names(tmp_path: Path) -> None:
+    def build(folder: str, names: str = "ab") -> Mixture:
+        return InterleavedDataset({"a": of_files(tmp_path / folder, names)}, {"a": 1})
+
+    first = build("here")
+    whole = numbers(build("here"))
+    numbers(first, 15)
+    second = build("there")
+    second.load_state_dict(first.state_dict())
+    assert numbers(second) == whole[15:]
+    with pytest.raises(ValueError, match="state was saved with other data in the sources"):
+        build("there", "ac").load_state_dict(first.state_dict())
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

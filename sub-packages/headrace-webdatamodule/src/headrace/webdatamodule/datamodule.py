@@ -191,21 +191,20 @@ class WebDataModule(BaseDataModule):
         return _NoLoaders() if self._in_stage else []
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next train loader resume where a state was saved.
+        """Resume where a state was saved, as soon as there is a train loader, in the next iteration over it.
 
         A trainer that validates, tests or predicts with the weights of a checkpoint leaves the position alone.
 
         Args:
-            state_dict: As `state_dict` returned it. `train_dataloader` compares it with the shards and the options.
+            state_dict: As `state_dict` returned it. The train loader compares it with the shards and the options.
 
         Raises:
             TypeError: The state is not one of a data module.
+            ValueError: It does not fit the train loader; without one, `train_dataloader` raises that.
         """
         checked: Any = state_dict
         if not isinstance(checked, Mapping) or (checked and "train" not in checked):
             raise TypeError(f"state_dict must be what state_dict() returned, got {checked!r}")
-        if not self._in_stage:
-            self._loaders.pop(Split.train, None)
         super().load_state_dict(state_dict)
 
     def _data_in_words(self, split: Split) -> str:
@@ -224,16 +223,6 @@ class WebDataModule(BaseDataModule):
     def _open(self, split: Split) -> None:
         self._datasets[split] = open_stream(self._options[split])
         self._datasets[split].check_ranks(*self._present_ranks().current())
-
-    def _loader(self, split: Split) -> StreamLoader:
-        if self._in_stage:
-            return super()._loader(split)  # type: ignore[no-any-return]
-        # By hand, each call makes another one; the position is that of the latest train loader.
-        self._loaders.pop(split, None)
-        loader: StreamLoader = super()._loader(split)
-        if split is not Split.train:
-            del self._loaders[split]
-        return loader
 
     def _make_loader(self, split: Split) -> StreamLoader:
         if split not in self._datasets:

@@ -14,7 +14,7 @@ from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_ch
 from headrace.weighted_sampler._interleave import MAX_SOURCES
 from headrace.weighted_sampler._mixture import Mixture, SampleOrder, SourceOrder, source_epochs
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._sources import Sources, is_one_shot
+from headrace.weighted_sampler._sources import Sources, hugging_face_identity, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
 from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
 from headrace.weighted_sampler._token_mixture import TokenMixture
@@ -253,7 +253,8 @@ class StreamMixture(Generic[T]):
         data = [self.sources[place] for place in places]
         lengths = [len(source) if isinstance(source, Sequence) else None for source in data]
         weights = [(stage.start, [stage.weights[place] for place in places]) for stage in self.stages[:stages]]
-        return digest(names, list(map(data_identity, data)), lengths) + digest(
+        identities = [data_identity(source) or hugging_face_identity(source) for source in data]
+        return digest(names, identities, lengths) + digest(
             weights, self.seed, self.stopping, *(["token"] if self.sizeof else [])
         )
 

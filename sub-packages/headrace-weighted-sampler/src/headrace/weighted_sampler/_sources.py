@@ -1,5 +1,6 @@
 """Reading one source of a stream item by item: start, resume, repeat."""
 
+import re
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ class Stateful(Protocol):
 
 
 _HUGGING_FACE = "datasets.iterable_dataset"
+_HELD = ("ex_iterable", "ex_iterables", "kwargs")  # by a step of a stream
 _SHUFFLE = "shuffle"  # key in the state of a source that is reread
 
 
@@ -64,6 +66,37 @@ def buffered_shuffle(source: object) -> str | None:
             waiting += vars(part).values()
             buffered |= getattr(part, "buffer_size", 0) > 1
     return digest(generators) if buffered else None
+
+
+def hugging_face_identity(source: object) -> list[object] | None:
+    """What tells one stream from another without reading it: columns, steps, names of files, rows; else None.
+
+    Its own state does not say which stream it is of, and over another one it gives wrong items or none.
+    """
+    if not is_hugging_face(source):
+        return None
+    found: list[object] = [getattr(source, "column_names", None)]
+    waiting: list[Any] = [getattr(source, "_ex_iterable", None)]
+    for part in waiting:  # grows on the way
+        if isinstance(part, (list, tuple)):
+            waiting += part
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, str):
+            found.append(_file_name(part))
+        elif hasattr(part, "num_rows"):
+            found.append(part.num_rows)
+        elif type(part).__module__ == _HUGGING_FACE:
+            found.append(type(part).__name__)
+            waiting += [value for name, value in vars(part).items() if name in _HELD]
+    return found
+
+
+def _file_name(place: str) -> str:
+    """The name of a file, which may lie elsewhere in another run; of a set on the hub all but the revision."""
+    if place.startswith("hf://"):
+        return re.sub("@[^/]*", "", place)
+    return re.split(r"[/\\]", place.partition("?")[0])[-1]
 
 
 class SourceState(TypedDict):

@@ -182,7 +182,7 @@ class InterleavedDataset(IterableDataset[T]):
         self._cursor = SharedEpochCursor()
         self._begun: set[str] = set()
         self._resume: _Resume | None = None
-        self._latest: InterleavedIterator[T] | None = None
+        self._latest: InterleavedIterator[T] | None = None  # of those that have begun
 
     @never_raises
     def __repr__(self) -> str:
@@ -209,7 +209,8 @@ class InterleavedDataset(IterableDataset[T]):
     def fingerprint(self) -> str:
         """Hex digest of the sources, the weights, the stopping rule and the seed.
 
-        Of the data, it covers the names, the lengths of lists, and the ``fingerprint`` of sources that have one.
+        Of the data, it covers the names, the lengths of lists, the ``fingerprint`` of sources that have one, and of
+        other Hugging Face streams the columns, the steps, and the names of the files or the numbers of rows.
         """
         return self._mixture.fingerprint()
 
@@ -232,19 +233,18 @@ class InterleavedDataset(IterableDataset[T]):
                 raise
 
     def __iter__(self) -> InterleavedIterator[T]:
-        """Begin this process's stream; the first iteration after ``load_state_dict`` resumes from the state."""
-        self._latest = self._iterator()
-        self._resume = None
-        return self._latest
+        """Return this process's stream; it begins, and resumes from a loaded state, with its first item."""
+        return InterleavedIterator(self, self._reader())
 
     def state_dict(self) -> StreamState:
         """Return the position of the latest iteration, or the start of the next one if there was none."""
-        return (self._latest or self._iterator()).state_dict()
+        return (self._latest or iter(self)).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the next iteration from ``state``; the call itself reads no data.
 
-        If ``set_epoch`` has chosen an epoch that was not iterated yet, a state of an older epoch is ignored, because
+        An iterator that has yielded nothing yet resumes, too; one that has yielded an item goes on as it was. If
+        ``set_epoch`` has chosen an epoch that was not iterated yet, a state of an older epoch is ignored, because
         loaders may load a state as late as in ``iter()``.
 
         Args:
@@ -258,19 +258,23 @@ class InterleavedDataset(IterableDataset[T]):
         if self._cursor.resume(checked["epoch"], checked["position"]):
             self._latest, self._resume = None, _Resume(os.getpid(), checked, loaded=True)
 
-    def _iterator(self) -> InterleavedIterator[T]:
-        iterator = InterleavedIterator(self._mixture, self._cursor, self._reader(), self._begun)
+    def _start(self) -> StreamState | None:
+        """Where the next iteration begins; None for the beginning of the epoch."""
         if (resume := self._resume) is None:
-            return iterator
+            return None
         if get_worker_info() is not None and resume.process != os.getpid():
             if resume.loaded:
                 raise RuntimeError(
                     "load_state_dict was called in another process than this loader worker; every worker needs its "
                     "own state: use torchdata's StatefulDataLoader, or num_workers=0"
                 )
-        elif resume.loaded or not nested.depth:  # else the dataset that has this one as a source tracks the position
-            iterator.load_state_dict(resume.state)
-        return iterator
+            return None
+        # A copy that is a source of another dataset begins where that one puts it.
+        return resume.state if resume.loaded or not nested.depth else None
+
+    def _begin(self, iterator: InterleavedIterator[T]) -> None:
+        """Make an iteration the latest one."""
+        self._latest, self._resume = iterator, None
 
     def _reader(self) -> Reader:
         worker = get_worker_info()
@@ -304,22 +308,20 @@ class InterleavedDataset(IterableDataset[T]):
 
 
 class InterleavedIterator(Iterator[T], Generic[T]):
-    """One iteration of an ``InterleavedDataset``, with its own state.
+    """One iteration of an ``InterleavedDataset``, with its own state."""
 
-    Attributes:
-        position: Items yielded.
-    """
-
-    def __init__(self, mixture: StreamMixture[T], cursor: SharedEpochCursor, reader: Reader, begun: set[str]) -> None:
-        self._mixture = mixture
-        self._cursor = cursor
+    def __init__(self, dataset: InterleavedDataset[T], reader: Reader) -> None:
+        self._dataset: InterleavedDataset[T] | None = dataset  # None in a copy
+        self._mixture = dataset._mixture
+        self._cursor = dataset._cursor
+        self._begun = dataset._begun
         self._reader = reader
-        self._begun = begun
-        self._later_stages = {stage.start for stage in mixture.stages[1:]}
+        self._later_stages = {stage.start for stage in self._mixture.stages[1:]}
         self._order: StreamOrder | TokenStreamOrder
         self._failed: Exception | None = None
         self._started = self._over = False
-        self._go_to(cursor.epoch, 0)
+        self._waits = True  # until the first item: it begins where the dataset is put until then
+        self._settle()
 
     @never_raises
     def __repr__(self) -> str:
@@ -328,6 +330,12 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             f"{type(self).__name__}({sources} source{'s' * (sources != 1)}, {self._reader}, epoch {self._epoch} at "
             f"{self.position:,})"
         )
+
+    @property
+    def position(self) -> int:
+        """Items yielded."""
+        self._settle()
+        return self._position
 
     def __next__(self) -> T:
         """Draw from the source of the next position.
@@ -342,10 +350,14 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 f"({type(self._failed).__name__}: {self._failed})"
             ) from self._failed
         if not self._started:
+            self._settle()
+            self._waits = False
+            if self._dataset is not None:
+                self._dataset._begin(self)
             self._cursor.begin()
             self._started = True
         while not self._over:
-            place = self.position - self._dropped_at
+            place = self._position - self._dropped_at
             number = self._order.source_at(place)
             source = self._sources[number]
             try:
@@ -359,11 +371,11 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 self._failed = error
                 error.add_note(
                     f"raised by sources[{source.name!r}], item {source.drawn} of its pass {source.exhausted}, at "
-                    f"position {self.position} of epoch {self._epoch} ({self._reader})"
+                    f"position {self._position} of epoch {self._epoch} ({self._reader})"
                 )
                 raise
-            self.position += 1
-            if self.position in self._later_stages:
+            self._position += 1
+            if self._position in self._later_stages:
                 self._over = self._ended()
             return cast(T, item)
         for source in self._sources:
@@ -372,14 +384,15 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 
     def state_dict(self) -> StreamState:
         """Return the position of this iteration."""
+        self._settle()
         mixture = self._mixture
-        stages = stages_before(mixture.stages, self.position)
+        stages = stages_before(mixture.stages, self._position)
         reached = set(mixture.reached(stages))
         return StreamState(
             version=VERSION,
             seed=mixture.seed,
             epoch=self._epoch,
-            position=self.position,
+            position=self._position,
             dropped_at=self._dropped_at,
             behind=self._behind(reached),
             stream=asdict(self._reader),
@@ -404,6 +417,21 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         checked = check_stream_state(state, self._mixture)
         if self._cursor.overrules(checked["epoch"]):
             return
+        self._resume(checked)
+        self._waits = False
+        if self._dataset is not None:
+            self._dataset._begin(self)
+
+    def _settle(self) -> None:
+        """Go to where the dataset was put, before the first item."""
+        if not self._waits:
+            return
+        if self._dataset is None or (state := self._dataset._start()) is None:
+            self._go_to(self._cursor.epoch, 0)
+        else:
+            self._resume(state)
+
+    def _resume(self, checked: StreamState) -> None:
         saved = Reader(**checked["stream"])
         if saved != self._reader:
             raise ValueError(
@@ -421,7 +449,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         sources: Mapping[str, SourceState] = MappingProxyType({}),
         behind: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._epoch, self.position = epoch, position
+        self._epoch, self._position = epoch, position
         self._sources = [
             SourceIterator(name, source, epoch, sources.get(name, fresh_state()), self._begun)
             for name, source in zip(self._mixture.names, self._mixture.sources, strict=True)
@@ -433,24 +461,26 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         """Order the sources that have not been dropped, from a position on."""
         mixture, reader, exhausted = self._mixture, self._reader, [source.exhausted for source in self._sources]
         self._dropped_at, self._over = dropped_at, self._ended()
-        if not self._over:
-            stages = mixture.stages
-            dropped = sum(map(bool, exhausted)) if mixture.rule.at_end == "drop" else 0
-            if dropped:
-                left = zip(stages[0].weights, exhausted, strict=True)
-                stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
-            stream = self._epoch, reader.rank, reader.worker
-            if mixture.sizeof is None:
-                self._order = StreamOrder(stages, mixture.seed, *stream, dropped)
-            else:
-                known = [Fraction(behind.get(name, 0)) for name in mixture.names]
-                self._order = TokenStreamOrder(stages, mixture.seed, stream, known)
+        stages = mixture.stages
+        dropped = sum(map(bool, exhausted)) if mixture.rule.at_end == "drop" and not self._over else 0
+        if dropped:
+            left = zip(stages[0].weights, exhausted, strict=True)
+            stages = (Stage(0, tuple(0 if ended else weight for weight, ended in left)),)
+        stream = self._epoch, reader.rank, reader.worker
+        if mixture.sizeof is None:
+            self._order = StreamOrder(stages, mixture.seed, *stream, dropped)
+        else:
+            known = [Fraction(behind.get(name, 0)) for name in mixture.names]
+            self._order = TokenStreamOrder(stages, mixture.seed, stream, known)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sources": [copy(source) for source in self._sources]}
+        """A copy continues from here, and the dataset knows nothing of it."""
+        self._settle()
+        sources = [copy(source) for source in self._sources]
+        return {**self.__dict__, "_sources": sources, "_dataset": None, "_waits": False}
 
     def _ended(self) -> bool:
-        return self._mixture.over([source.exhausted for source in self._sources], self.position)
+        return self._mixture.over([source.exhausted for source in self._sources], self._position)
 
     def _exhausted(self, source: SourceIterator[T]) -> None:
         """Handle an exhausted source: it repeats, is dropped, or ends the stream."""
@@ -459,7 +489,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             raise self._empty(source)
         source.end_pass()
         if at_end == "drop":
-            self._set_order(self.position)
+            self._set_order(self._position)
         else:
             self._over = self._ended()
 
