@@ -75,6 +75,29 @@ def test_an_epoch_at_95_percent_of_the_memory_never_runs_out(seed: int) -> None:
     assert np.median(peaks.allocated) > 0.85 * 38_000_000
 
 
+# Padded tokens and reserved bytes / 1000 of a small Transformer in 4 GiB of an H200: the blocks of a small batch leave
+# more memory unused. Beyond the last point, the slope of the last two.
+TOKENS = [70, 2048, 4096, 11_814, 14_070, 26_110, 54_670, 115_276, 300_000]
+RESERVED = [79_692, 123_732, 201_327, 501_219, 570_425, 966_787, 1_537_212, 2_745_172, 6_430_000]
+
+
+@pytest.mark.xfail(reason="a gap: the curve follows small batches, too; docs/benchmarks.md")
+def test_the_memory_is_filled_where_small_batches_leave_more_of_it_unused() -> None:
+    lengths = lengths_of(0, 20_000)
+
+    def step(shape: tuple[int, int]) -> None:
+        torch.empty(int(np.interp(shape[0] * shape[1], TOKENS, RESERVED)), dtype=torch.uint8)
+
+    with SimulatedMemory(limit=2**32 // 1000) as device:
+        model = fit_budget(step, shapes_of(lengths), lengths, device, memory="allocated")
+        sampler = DistributedSizeAwareBatchSampler(lengths, model.budget(), cost=model.cost(), strategy="bucketed")
+        batches = map(np.array, sampler)
+        peaks = measure_peaks(step, map(shapes_of(lengths), batches), device, sizes_of=as_sizes)
+    assert model.report().headroom <= 0.1
+    assert peaks.fits.all()
+    assert np.median(peaks.allocated) >= 0.9 * model.budget()
+
+
 def test_lengths_rounded_up_beyond_what_was_measured_are_named() -> None:
     lengths, step = lengths_of(0, 600), Step()
     with SimulatedMemory(limit=40_000_000) as device:

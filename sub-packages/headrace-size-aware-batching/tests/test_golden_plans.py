@@ -1,7 +1,8 @@
 """Golden plans: no batch, step or figure of these samplers changes by accident.
 
-``python tests/test_golden_plans.py --write`` writes the table anew: a plan that changes is a decision, seen in the
-difference of that file. ``--show ROW`` prints what a row does, to compare two versions.
+``python tests/test_golden_plans.py --write`` writes the table anew, ``--states`` the states of some rows: a plan
+that changes is a decision, seen in the difference of these files. ``--show ROW`` prints what a row does, to compare two
+versions.
 """
 
 import itertools
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden import Listed, Row, Sliced, command, differences, integers, permutation, stored
+from golden import Listed, Row, Sliced, command, differences, integers, permutation, states, stored, stored_states
 
 from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
 
@@ -208,6 +209,21 @@ def rows() -> dict[str, Row]:
 ROWS = rows()
 
 
+STATES = (
+    "stratified",
+    "sequential",
+    "padded",
+    "function",
+    "padded | shapes",
+    "stratified | two columns",
+    "stratified | split length",
+    "stratified | slices",
+    "stratified | curriculum by work",
+    "stratified | stages",
+    "blocks, stratified",
+)
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_as_the_table_has_it(name: str) -> None:
     assert differences(name, ROWS[name], TABLE) == {}
@@ -217,5 +233,10 @@ def test_the_table_has_these_rows_and_no_others() -> None:
     assert list(stored(TABLE)) == list(ROWS)
 
 
+@pytest.mark.parametrize("name", STATES)
+def test_states_are_as_stored(name: str) -> None:
+    assert states(ROWS[name]) == stored_states(TABLE)[name]
+
+
 if __name__ == "__main__":
-    command(ROWS, TABLE)
+    command(ROWS, TABLE, STATES)

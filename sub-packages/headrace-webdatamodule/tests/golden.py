@@ -1,7 +1,8 @@
 """Tables of golden plans: digests of what a batch sampler does, asked through its public names alone.
 
 A table is a text file beside its test: a line for each row, with its name and a value for each column. All numbers that
-rows are made of come from `integers`, so that they are the same on every platform and with every numpy.
+rows are made of come from `integers`, so that they are the same on every platform and with every numpy. Beside it stand
+the states of some rows in full.
 
 Columns:
     len: ``len()`` in worlds of 1, 3 and 8 ranks, each in epochs 0, 1 and 3.
@@ -338,10 +339,43 @@ def differences(name: str, row: Row, table: Path) -> dict[str, str]:
     }
 
 
-def command(rows: dict[str, Row], table: Path) -> None:
-    """Write the table, or show what rows do in full, to compare two versions."""
+def states(row: Row) -> list[Any]:
+    """Return states of a run: in an epoch, after changes where the class has them, and after a resume."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sampler = row.make(num_replicas=2, rank=1)
+        list(sampler)
+        sampler.set_epoch(1)
+        batches = iter(sampler)
+        list(islice(batches, 2))
+        found = [json.loads(json.dumps(sampler.state_dict()))]
+        if "changed" not in row.without and attempt(lambda: sampler.exclude([3, 0])) is None:
+            list(islice(batches, 1))
+            sampler.skip(1)
+            if row.weights is not None:
+                sampler.reweight(row.weights)
+            found.append(json.loads(json.dumps(sampler.state_dict())))
+        after = row.make(num_replicas=3, rank=0)
+        after.load_state_dict(found[-1])
+        list(islice(after, 1))
+        return [*found, json.loads(json.dumps(after.state_dict()))]
+
+
+def states_beside(table: Path) -> Path:
+    """Return the file of the states of a table's rows: their layout is none of its columns."""
+    return table.with_name(f"{table.stem}_states.json")
+
+
+def stored_states(table: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(states_beside(table).read_text(encoding="utf-8"))
+    return found
+
+
+def command(rows: dict[str, Row], table: Path, with_states: Iterable[str]) -> None:
+    """Write the table and the states of some rows, or show what rows do in full, to compare two versions."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true", help=f"write {table.name} anew")
+    parser.add_argument("--states", action="store_true", help=f"write {states_beside(table).name} anew")
     parser.add_argument("--show", metavar="ROW", nargs="+", help="print what these rows do, in full, as JSON")
     arguments = parser.parse_args()
     if arguments.write:
@@ -352,6 +386,9 @@ def command(rows: dict[str, Row], table: Path) -> None:
         head = f"# Written by `python tests/{table.stem}.py --write`. A line that changes is a decision: say why."
         table.write_text("\n".join([head, *lines, ""]), encoding="utf-8")
         print(f"{len(lines)} rows in {table.name}")
+    if arguments.states:
+        text = json.dumps({name: states(rows[name]) for name in with_states}, indent=1)
+        states_beside(table).write_text(f"{text}\n", encoding="utf-8")
     for name in arguments.show or ():
         print(name)
         for column, value in answers(rows[name]).items():

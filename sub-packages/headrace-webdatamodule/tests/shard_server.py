@@ -10,7 +10,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -70,16 +70,18 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET(head=True)
 
     def do_GET(self, head: bool = False) -> None:
-        path = self.folder / unquote(self.path.partition("?")[0].lstrip("/"))
+        path = self.folder / unquote(urlsplit(self.path).path.lstrip("/"))  # as a proxy it is given a whole URL
         span = self.headers.get("Range", "")
         fault = self.faults.take(path.name, span, self.headers.get("User-Agent", ""))
-        user = b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode()
+        scheme, _, user = self.headers.get("Authorization", "").partition(" ")
+        user = b64decode(user).decode() if scheme == "Basic" else ""
         if self.faults.secret not in self.path + user:
             return self.answer(403, b"", head=head)
         if fault == "moved":
             return self.answer(302, b"", head=head, location=f"/moved?signature={self.faults.secret}")
-        if fault.isdigit() or not path.is_file():
-            return self.answer(int(fault or 404), b"", head=head)
+        status, _, patience = fault.partition(", Retry-After: ")
+        if status.isdigit() or not path.is_file():
+            return self.answer(int(status or 404), b"", head=head, patience=patience)
         data = path.read_bytes()
         if fault == "slow":
             time.sleep(0.05)
@@ -91,8 +93,9 @@ class Handler(BaseHTTPRequestHandler):
             data = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
         if fault == "short body":
             data = data[: len(data) // 2]
+        encoding = fault.partition("encoding: ")[2]
         if not span or fault == "no ranges":
-            return self.answer(200, data, head=head, cut=fault == "cut")
+            return self.answer(200, data, head=head, cut=fault == "cut", encoding=encoding)
         first, _, last = span.removeprefix("bytes=").partition("-")
         begin, end = int(first), min(int(last) + 1, len(data))
         if begin >= len(data):
@@ -104,18 +107,28 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "damaged":
             data = data[:begin] + bytes(byte ^ 1 for byte in data[begin:end]) + data[end:]
         told = f"bytes {begin}-{end - 1}/{len(data)}"
-        return self.answer(206, data[begin:end], head=head, cut=fault == "cut", told=told)
+        return self.answer(206, data[begin:end], head=head, cut=fault == "cut", told=told, encoding=encoding)
 
     def answer(
-        self, status: int, data: bytes, *, head: bool, cut: bool = False, told: str = "", location: str = ""
+        self,
+        status: int,
+        data: bytes,
+        *,
+        head: bool,
+        cut: bool = False,
+        told: str = "",
+        encoding: str = "",
+        location: str = "",
+        patience: str = "",
     ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Accept-Ranges", "bytes")
         if told:
             self.send_header("Content-Range", told)
-        if location:
-            self.send_header("Location", location)
+        for name, value in {"Content-Encoding": encoding, "Location": location, "Retry-After": patience}.items():
+            if value:
+                self.send_header(name, value)
         self.end_headers()
         if not head:
             self.wfile.write(data[: len(data) // 2] if cut else data)

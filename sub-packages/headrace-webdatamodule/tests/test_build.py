@@ -1,7 +1,9 @@
+import contextlib
 import errno
 import io
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run
 from indexed_sets import UNLIKE, made
 
 from headrace.webdatamodule import (
@@ -103,7 +106,7 @@ def test_an_index_of_another_release_is_never_rewritten_in_silence(folder: Path)
     path.write_bytes(later)
     shard = path.with_suffix("")
     for read in (partial(fitting_index, shard), partial(index_shards, folder), partial(IndexedShards, [shard])):
-        with pytest.raises(IndexVersionError, match=r"upgrade headrace, or .*index_shards\(force=True\)"):
+        with pytest.raises(IndexVersionError, match=r"upgrade headrace, or index again with force=True \(--force\)"):
             read()
     [fault] = [fault for fault in verify_shards(folder) if fault.shard]
     assert "another release of headrace" in fault.message
@@ -200,6 +203,45 @@ def test_data_that_changed_under_an_index_are_warned_of(folder: Path, force: boo
         path.write_bytes(data)
     with pytest.warns(ChangedShardWarning, match=r"before: 3 members, the first of them 's013.txt'"):
         index_shards(folder, force=force)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "message"),
+    [
+        (512 + 99, "the header promises 100 bytes of data, but 99 follow: the shard is cut"),
+        (512 + 100, "the shard is cut in the padding behind the member's data"),
+        (512 + 400, "the shard is cut in the padding behind the member's data"),
+    ],
+)
+def test_a_shard_that_is_cut_says_where(tmp_path: Path, nbytes: int, message: str) -> None:
+    [tar] = write_tars([("a", {"txt": bytes(100)})], tmp_path, n_shards=1)
+    os.truncate(tar, nbytes)
+    with pytest.raises(DamagedShardError, match=f"{message}.*copy or download it again.*'a.txt', offset 0"):
+        index_shards(tmp_path)
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_an_older_shard_of_the_same_size_names_the_cure(tmp_path: Path, by_command: bool) -> None:
+    """As `rsync --times` brings it: size and time say nothing, and the three pieces that are compared are equal."""
+    [tar] = write_tars([(f"s{number}", {"bin": bytes(20_000)}) for number in range(3)], tmp_path, n_shards=1)
+    index_shards(tmp_path)
+    data = bytearray(tar.read_bytes())
+    data[10_000] = 1
+    tar.write_bytes(data)
+    os.utime(tar, (1, 1))
+    index_shards(tmp_path)
+    cure = r"index the shard again with force=True \(--force\)"
+    with pytest.raises(DamagedShardError, match=f"not those that were indexed.*{cure}"):
+        IndexedShards(tmp_path)[0]
+    [fault] = verify_shards(tmp_path)
+    assert re.search(cure, fault.message)
+    with pytest.warns(ChangedShardWarning) if not by_command else contextlib.nullcontext():
+        if by_command:
+            assert run("index", tmp_path, "--force").returncode == 0
+        else:
+            index_shards(tmp_path, force=True)
+    assert verify_shards(tmp_path) == []
+    assert IndexedShards(tmp_path)[0]["bin"][10_000 - 512] == 1
 
 
 def test_a_shard_of_other_members_replaces_another_without_a_warning(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import pytest
 
-from headrace.webdatamodule import ShardError
+from headrace.webdatamodule import Remote, ShardError
 from headrace.webdatamodule.shards.remote.cache import Cache
 
 # A process that makes files in a cache and reads them back; each one's content follows from its number.
@@ -96,6 +96,16 @@ def test_a_cache_that_cannot_be_written_to_is_read(
     assert file is not None
     with file:
         assert file.read() == b"abc"
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/cache", Path("s3://bucket/cache"), "https://u:hunter2@h/c?hunter2"])
+def test_a_cache_at_a_url_is_refused(place: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for wrong in (place, Path(place)):
+        with pytest.raises(ValueError, match=r"cache_dir must be a local one, got '(s3|https):/") as caught:
+            Remote("s3://bucket/train", cache_dir=wrong)
+        assert "hunter2" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_found_again(tmp_path: Path) -> None:

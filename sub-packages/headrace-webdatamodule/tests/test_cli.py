@@ -1,6 +1,7 @@
 """The command line: its exit code and what it prints."""
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 from command_line import run
 
 from headrace.webdatamodule import add_column, index_shards, write_tars
-from headrace.webdatamodule.cli import byte_count
+from headrace.webdatamodule.cli import byte_count, main
 from headrace.webdatamodule.cli_output import escaped, table
 
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli"]
@@ -423,6 +424,42 @@ sys.exit(main())
         process.send_signal(signal.SIGINT)
         _, error = process.communicate()
     assert (process.returncode, error) == (130, b"")
+
+
+class Notebook(io.TextIOBase):
+    """As in a notebook: texts are shown elsewhere, and the descriptor is that of a terminal that nobody looks at."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def fileno(self) -> int:
+        raise AssertionError("what is written here is not seen")
+
+
+def test_a_program_that_calls_main_gets_what_is_printed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    write_tars([("a", {"bin": b"\xff\x00"})], tmp_path_factory.mktemp("bytes"), n_shards=1)
+    other = tmp_path_factory.getbasetemp() / "bytes0"
+    index_shards(other)
+    texts = io.StringIO()
+    with contextlib.redirect_stdout(texts):
+        assert [main([name, str(folder)]) for name in ("index", "ls", "info", "verify")] == [0, 0, 0, 0]
+    assert texts.getvalue().count("s003") == 1
+    shown = Notebook()
+    with contextlib.redirect_stdout(shown):
+        assert main(["ls", str(folder), "--json"]) == 0
+        assert main(["cat", str(folder), "nope"]) == 2
+    assert json.loads(shown.text)["samples"]
+    texts, wrapped = io.StringIO(), io.TextIOWrapper(io.BytesIO())
+    for stream in (texts, wrapped):
+        with contextlib.redirect_stdout(stream):
+            assert main(["cat", str(other), "a.bin"]) == 0
+    assert texts.getvalue() == "\\xff\0"
+    wrapped.seek(0)
+    assert wrapped.buffer.read() == b"\xff\x00"
 
 
 # cat

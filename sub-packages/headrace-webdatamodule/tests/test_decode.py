@@ -67,6 +67,8 @@ def picture(kind: str, mode: str = "RGB", size: tuple[int, int] = (5, 3)) -> byt
         ("mydata.pt", pickle.dumps({"a": 1}), {"a": 1}),
         ("txt", "é".encode(), "é"),
         ("json", b'{"a": [1]}', {"a": [1]}),
+        ("jsn", b'{"a": [1]}', {"a": [1]}),
+        ("transcript", "é".encode(), "é"),
         ("cls", b"12", 12),
         ("pyd.txt", b"last one wins", "last one wins"),
         ("flac", b"\x00\xff", b"\x00\xff"),
@@ -464,6 +466,24 @@ def test_one_frame_is_not_taken_for_all() -> None:
     data = written(frames[0], "WEBP", save_all=True, append_images=frames[1:])
     with pytest.raises(DecodeError, match="several frames"):
         decode_member("webp", data)
+
+
+def mpo(progressive: bool = False) -> bytes:
+    """What phones and stereo cameras write under the name of a JPEG: the photo, and a preview or another view."""
+    gradient = np.linspace(0, 255, 24 * 16 * 3).astype(np.uint8).reshape(24, 16, 3)
+    views = [Image.fromarray(gradient), Image.new("RGB", (4, 4), (255, 0, 0))]
+    return written(views[0], "MPO", save_all=True, append_images=views[1:], progressive=progressive, quality=100)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_the_photo_of_an_mpo_is_its_first_frame(progressive: bool) -> None:
+    data = mpo(progressive)
+    assert Image.open(io.BytesIO(data)).format == "MPO"
+    made = decode_member("jpg", data)
+    assert np.array_equal(made, np.asarray(Image.open(io.BytesIO(data))))
+    assert made.shape == (24, 16, 3)
+    with pytest.raises(DecodeError, match="scans, and may have 100"):
+        decode_member("jpeg", data + b"\xff\xda" * 101)
 
 
 def test_a_header_of_a_large_image_is_refused_before_it_is_decoded() -> None:

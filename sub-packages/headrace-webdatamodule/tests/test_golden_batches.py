@@ -1,14 +1,15 @@
 """Golden batches: no batch or step of `DistributedBatchSampler` changes by accident.
 
-``python tests/test_golden_batches.py --write`` writes the table anew: a batch that changes is a decision, seen in the
-difference of that file. ``--show ROW`` prints what a row does, to compare two versions.
+``python tests/test_golden_batches.py --write`` writes the table anew, ``--states`` the states of some rows: a batch
+that changes is a decision, seen in the difference of these files. ``--show ROW`` prints what a row does, to compare two
+versions.
 """
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from golden import Listed, Row, Sliced, command, differences, permutation, stored
+from golden import Listed, Row, Sliced, command, differences, permutation, states, stored, stored_states
 
 from headrace.webdatamodule import DistributedBatchSampler
 
@@ -46,6 +47,9 @@ ROWS = {
 }
 
 
+STATES = ("97 by 4", "64 by 4 | drop", "97 by 4 | slices")
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_as_the_table_has_it(name: str) -> None:
     assert differences(name, ROWS[name], TABLE) == {}
@@ -55,5 +59,10 @@ def test_the_table_has_these_rows_and_no_others() -> None:
     assert list(stored(TABLE)) == list(ROWS)
 
 
+@pytest.mark.parametrize("name", STATES)
+def test_states_are_as_stored(name: str) -> None:
+    assert states(ROWS[name]) == stored_states(TABLE)[name]
+
+
 if __name__ == "__main__":
-    command(ROWS, TABLE)
+    command(ROWS, TABLE, STATES)

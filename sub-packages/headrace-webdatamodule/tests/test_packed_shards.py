@@ -270,7 +270,7 @@ def test_sizes_of_packs_that_are_not_allowed(tmp_path: Path, number: int) -> Non
 def test_what_cannot_be_stored_is_refused_with_and_without_packs(tmp_path: Path, packs: int | None) -> None:
     wrong: list[tuple[str, Any, str]] = [
         ("a", {"hrpack": b""}, "readers use for themselves: rename it"),
-        ("x" * 200, {"txt": b"1"}, "does not fit"),
+        ("x" * 200, {"txt": b"1"}, "too long"),
         ("a.b", {"txt": b""}, "cannot be stored"),
         ("a", {"txt": "text"}, "must be bytes"),
         ("a", {}, "no members"),

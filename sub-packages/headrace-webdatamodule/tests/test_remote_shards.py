@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,7 +22,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
-from shard_server import COUNT, FAULTS, QUICK, WRONG, Site, served, served_own, served_shared, until, written_once
+from shard_server import (
+    COUNT,
+    FAULTS,
+    QUICK,
+    WRONG,
+    Handler,
+    Site,
+    served,
+    served_own,
+    served_shared,
+    until,
+    written_once,
+)
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import (
@@ -746,6 +759,58 @@ def test_signed_urls(site: Site, cache: Path | None) -> None:
         far = IndexedShards(Remote(place, cache_dir=cache, retry=QUICK))
         assert far.__getitems__(range(count)) == near.__getitems__(range(count))
         assert far.shard_of(0) == tars[0].removesuffix(query)
+
+
+@pytest.mark.parametrize("place", ["runs::2024", "s3::x", "runs::2024?signature=a::b", "runs::2024/manifest.json?::"])
+def test_colons_in_a_path_or_a_query_are_no_chain(folder: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / place.partition("?")[0].partition("/")[0]).symlink_to(folder)
+    with served(tmp_path) as site:
+        far = IndexedShards(Remote(f"{site.url}/{place}", retry=QUICK))
+        assert far[COUNT - 1]["json"] == [COUNT - 1]
+
+
+def test_an_address_of_ipv6_is_asked(site: Site) -> None:
+    with pytest.raises(ShardError, match=r"Cannot connect to host ::1:1 ") as caught:
+        IndexedShards(Remote("http://[::1]:1/train", retry=RetryPolicy(1)))
+    assert caught.value.shard == "http://[::1]:1/train/manifest.json"
+
+
+@pytest.mark.parametrize("encoding", ["aws-chunked", "AWS-Chunked, identity"])
+def test_the_name_of_an_upload_s_encoding_is_not_taken_for_compression(
+    site: Site, cache: Path | None, encoding: str
+) -> None:
+    """Object stores keep it as it was sent with an upload in pieces."""
+    site.faults.kind, site.faults.name, site.faults.times = f"encoding: {encoding}", "", 10**6
+    assert list(site.dataset(cache)) == list(IndexedShards(site.folder))
+    assert site.dataset(cache, check="none")[3]["json"] == [3]
+
+
+def test_a_server_that_signs_for_one_method_is_not_asked_with_another(
+    site: Site, cache: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = list[str]()
+    monkeypatch.setattr(Handler, "log_request", lambda handler, *_: methods.append(handler.command))
+    far = site.dataset(cache, check="none")
+    assert far[3]["json"] == [3]
+    assert far.columns == ("tokens",)
+    assert set(methods) == {"GET"}
+
+
+def test_an_option_that_cannot_be_sent_to_spawned_workers_is_named(site: Site) -> None:
+    far = IndexedShards(Remote(site.url, {"ssl": ssl.create_default_context()}, retry=QUICK))
+    assert far[3]["json"] == [3]
+    with pytest.raises(TypeError, match=r"storage_options\['ssl'\] .*SSLContext.*fork.*get_client.*SSL_CERT_FILE"):
+        pickle.dumps(far)
+
+
+def test_a_proxy_of_the_environment_is_used(site: Site, cache: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", site.url)
+    far = IndexedShards(Remote("http://elsewhere.invalid", cache_dir=cache, retry=RetryPolicy(1)))
+    assert list(far) == list(IndexedShards(site.folder))
+    monkeypatch.setenv("no_proxy", "elsewhere.invalid")
+    direct = Remote("http://elsewhere.invalid", {"headers": {"not": "cached"}}, retry=RetryPolicy(1))
+    with pytest.raises(ShardError, match=r"Cannot connect to host elsewhere\.invalid"):
+        IndexedShards(direct)
 
 
 def test_numbers_in_braces_are_expanded(site: Site) -> None:

@@ -1,12 +1,19 @@
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shard_server import served, written_once
 
 from headrace.webdatamodule import RetryPolicy, ShardError
-from headrace.webdatamodule.shards.remote.retries import is_transient, retry
+from headrace.webdatamodule.shards.remote.retries import is_transient, retry, seconds_asked
+
+folder = pytest.fixture(scope="module")(written_once)
 
 
 class StatusError(Exception):
@@ -74,6 +81,49 @@ def test_a_lasting_error_ends_it() -> None:
 
     assert [type(one) for one in retry(ask, [1, 2], RetryPolicy(backoff=0))] == [OSError, PermissionError]
     assert calls == [2]
+
+
+class AskedError(Exception):
+    def __init__(self, headers: dict[str, str] | None) -> None:
+        super().__init__()
+        self.headers = headers
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [
+        ("17", 17, 17),
+        ("0", 0, 0),
+        ("-5", 0, 0),
+        ("nan", 0, 0),
+        ("1e9", 300, 300),
+        ("9" * 5000, 300, 300),
+        (timedelta(seconds=100), 20, 100),
+        (timedelta(days=100), 300, 300),
+        (timedelta(days=-100), 0, 0),
+        ("Wed, 21 Oct 2026 07:28:00 -0000", 0, 300),
+        ("tomorrow", 0, 0),
+        ("", 0, 0),
+    ],
+)
+def test_what_a_server_asks_for(asked: str | timedelta, least: float, most: float) -> None:
+    if not isinstance(asked, str):
+        asked = format_datetime(datetime.now(UTC) + asked, usegmt=True)
+    for error in (AskedError({"Retry-After": asked}), missing(AskedError({"Retry-After": asked}))):
+        assert least <= seconds_asked(error) <= most
+    assert seconds_asked(AskedError(None)) == seconds_asked(OSError()) == 0
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".tar"])
+def test_a_request_waits_as_long_as_the_server_asks(folder: Path, name: str) -> None:
+    with served(folder) as site:
+        if name == ".tar":
+            far = site.dataset()
+            assert far.sizes("bin").sum() > 0
+        site.faults.kind, site.faults.name, site.faults.times = "429, Retry-After: 1", name, 1
+        started = time.monotonic()
+        assert (far if name == ".tar" else site.dataset())[0]["json"] == [0]
+        assert time.monotonic() - started >= 1
 
 
 def test_waits_grow_to_a_limit() -> None:

@@ -480,6 +480,25 @@ def test_a_fit_that_was_killed_sees_the_same_crops_with_other_ranks_and_workers(
     assert before | after == expected
 
 
+def test_one_process_alone_finds_every_step_of_a_run_on_several_ranks() -> None:
+    """A notebook with the last checkpoint before the step that is looked for: in this epoch, or a later one."""
+    ranks = [loader(Augmented(), (3, rank), collate_fn=noisy_stack) for rank in range(3)]
+    steps, indices, state = list[Any](), list[Any](), dict[str, Any]()
+    for _ in range(3):
+        for step in zip(*ranks, strict=True):
+            steps.append(step)
+            indices.append([list(one.indices) for one in ranks])
+            state = state or ranks[0].state_dict()
+    alone = loader(Augmented(), (1, 0), collate_fn=noisy_stack)
+    alone.load_state_dict(state)
+    for number, step in enumerate(steps):
+        assert alone.step(number) == indices[number]
+        assert {row["rank"] for row in alone.samples_of_step(number)} == {0, 1, 2}
+        assert all(torch.equal(alone.replay(number, rank=rank), batch) for rank, batch in enumerate(step))
+    next(iter(alone))  # from here on the run has one rank
+    assert len(alone.step(1)) == len(alone.step(2)) == 1
+
+
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
 def test_a_step_that_is_replayed_is_the_batch_that_was_trained_on(workers: tuple[int, int]) -> None:
     """Bit by bit, after a resume with other workers, whichever rank asks."""

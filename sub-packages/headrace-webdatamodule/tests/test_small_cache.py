@@ -1,6 +1,8 @@
 """A cache of whole shards with room for a part of them keeps that part; the other shards are read by ranges."""
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,33 @@ def test_another_process_finds_what_is_kept(site: Site, tmp_path: Path) -> None:
     assert list(again) == list(IndexedShards(site.folder))
     assert kept(cache) == first
     assert len({name for name, _ in site.faults.asked if name.endswith(".tar")}) == 2
+
+
+def test_on_a_full_disk_a_warning_says_so_and_the_rest_is_read_by_ranges(site: Site, tmp_path: Path) -> None:
+    script = """
+import resource, sys, warnings
+from headrace.webdatamodule import IndexedShards, Remote
+dataset = IndexedShards(Remote(sys.argv[1], cache_dir=sys.argv[2]))
+dataset[0]  # of a shard that is kept
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))  # as if the disk were full
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        assert [sample["json"] for sample in dataset.__getitems__(range(len(dataset)))] == [
+            [number] for number in range(len(dataset))
+        ]
+        dataset.close()
+print([str(one.message) for one in caught])
+"""
+    cache = tmp_path / "cache"
+    done = subprocess.run(
+        [sys.executable, "-c", script, site.url, str(cache)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("no more shards are kept in") == 1
+    assert "File too large), so they are read by ranges: make room there, or give another cache_dir" in done.stdout
+    assert len(kept(cache)) == 1
+    assert not list(cache.glob("*.part"))
 
 
 def test_downloads_of_whole_files_are_reported(tmp_path: Path) -> None:

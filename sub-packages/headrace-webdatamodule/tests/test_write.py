@@ -177,7 +177,7 @@ def test_columns_go_with_the_shards_that_they_belong_to(tmp_path: Path) -> None:
     ("sample", "message"),
     [
         (("a.b", {"x": b""}), "the sample key 'a.b' cannot be stored"),
-        (("k" * 100, {"x": b""}), r"name of 102 does not fit.*100 bytes"),
+        (("k" * 100, {"x": b""}), r"name of 102 bytes is too long.*100 bytes"),
         (("k" * 200 + "/a", {"x": b""}), "255 with directories"),
         (("k", {}), "no members"),
         (("k", {"a/b": b""}), "member key 'a/b' cannot be stored"),

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from plain_tar import write_tar
 from written_sets import check_whole, parts, script, some, tars
 
-from headrace.webdatamodule import ShardError, index_shards, verify_shards, write_shards
+from headrace.webdatamodule import ShardError, add_column, index_shards, verify_shards, write_shards, write_tars
 from headrace.webdatamodule.shards.format.files import StagedFile, StoppedError
 from headrace.webdatamodule.shards.writing.shard_task import remove_parts
 
@@ -139,6 +140,31 @@ def test_a_disk_that_fails_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     write_shards(some(20), folder, n_shards=4, workers=1)
     assert verify_shards(folder) == []
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_syncs_no_directories_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fsync, folder = os.fsync, tmp_path / "set"
+    folder.mkdir()
+
+    def refuse(descriptor: int) -> None:  # as old CIFS and vboxsf do, which cannot be had here
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match=r"Input/output error: '.*set'"):
+            write_tars(some(20), folder, n_shards=2)
+        return
+    write_tars(some(20), folder, n_shards=2)
+    index_shards(folder)
+    add_column(folder, "n", range(20))
+    write_shards(some(20), tmp_path / "other", n_shards=2, columns={"n": range(20)}, workers=1)
+    write_shards(iter(some(20)), tmp_path / "stream", samples_per_shard=7)
+    assert [verify_shards(place) for place in (folder, tmp_path / "other", tmp_path / "stream")] == [[], [], []]
 
 
 @pytest.fixture

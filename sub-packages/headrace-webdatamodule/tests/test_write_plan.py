@@ -1,11 +1,13 @@
 """Which samples go to which shard, and whose shards are replaced."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_tar import write_tar
@@ -28,6 +30,7 @@ from headrace.webdatamodule.shards.writing.plan import (
     shard_paths,
     shards_of_prefix,
 )
+from headrace.webdatamodule.utils import pickles_to_tars
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +80,59 @@ def test_sizes_of_shards_that_are_not_allowed(tmp_path: Path, size: dict[str, An
     with pytest.raises(kind, match=r"n_shards|bytes_per_shard must be an int >= 1, got 1.5"):
         write_shards(some(3), tmp_path / "new", **size)
     assert not (tmp_path / "new").exists()
+
+
+class Keyed(list[tuple[str, dict[str, bytes]]]):
+    def keys(self) -> list[str]:
+        return [key for key, _ in self]
+
+
+LONG = "k" * 101
+
+
+@pytest.mark.parametrize("key", [LONG, "k" * 99, f"{'d' * 156}/{'k' * 90}", f"{'d' * 90}/{LONG}"])
+def test_names_that_no_header_holds_are_refused_before_anything_is_written(tmp_path: Path, key: str) -> None:
+    samples, out = [*some(30), (key, {"bin": b""})], tmp_path / "out"
+    writers: dict[str, Callable[[], object]] = {
+        "keys()": lambda: write_shards(Keyed(samples), out, n_shards=3, workers=1),
+        "measured": lambda: write_shards(samples, out, bytes_per_shard=20_000, workers=1),
+        "measured for packs": lambda: write_shards(samples, out, bytes_per_shard=20_000, bytes_per_pack=9, workers=1),
+    }
+    for writer in writers.values():
+        with pytest.raises(ShardError, match=r"name of .*100 bytes \(255 with directories\): shorten") as caught:
+            writer()
+        assert caught.value.sample == key
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("member", ["m" * 97, "x.TXT", "__url__", "hrpack"])
+def test_members_that_no_reader_would_give_back_are_refused_before_anything_is_written(
+    tmp_path: Path, member: str
+) -> None:
+    samples = [*some(30), ("last", {"txt": b"", "x.txt": b"", member: b""})]
+    with pytest.raises(ShardError, match=r"100 bytes|cannot be stored|readers use"):
+        write_shards(samples, tmp_path / "out", bytes_per_shard=20_000, workers=1)
+    source = tmp_path / "in"
+    source.mkdir()
+    for key, members in samples:
+        for name, data in members.items():
+            (source / f"{key}.{name}").write_bytes(data)
+    suffixes = ["txt", "x.txt", member]
+    with pytest.raises(ShardError, match=r"100 bytes|cannot be stored|readers use"):
+        pickles_to_tars(source, ["last"], suffixes, tmp_path / "out", "p")
+    assert not (tmp_path / "out").exists()
+    done = run("pack", source, tmp_path / "out", "--n-shards", "3")
+    assert done.returncode == 2
+    assert b"(shard" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_fasta_ids_that_no_header_holds_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.fasta").write_text(f">a\nM\n>{'k' * 94} x\nM\n")
+    words = ("pack", tmp_path / "a.fasta", tmp_path / "out", "--n-shards", "2")
+    assert b"name of 101 bytes" in run(*words, "--key-from", "id").stderr
+    assert not (tmp_path / "out").exists()
+    assert run(*words).returncode == 0
 
 
 def test_shards_without_a_plan_are_not_touched(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Golden plans of mixtures: no batch or step of a run over a mixture changes by accident.
 
-``python tests/test_golden_mixtures.py --write`` writes the table anew: a plan that changes is a decision, seen in the
-difference of that file. ``--show ROW`` prints what a row does, to compare two versions.
+``python tests/test_golden_mixtures.py --write`` writes the table anew, ``--states`` the states of some rows: a plan
+that changes is a decision, seen in the difference of these files. ``--show ROW`` prints what a row does, to compare two
+versions.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden import Row, command, differences, integers, stored
+from golden import Row, command, differences, integers, states, stored, stored_states
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler
@@ -74,6 +75,9 @@ ROWS = {
 }
 
 
+STATES = ("draws | stratified", "tokens | sequential", "draws | count")
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_as_the_table_has_it(name: str) -> None:
     assert differences(name, ROWS[name], TABLE) == {}
@@ -83,5 +87,10 @@ def test_the_table_has_these_rows_and_no_others() -> None:
     assert list(stored(TABLE)) == list(ROWS)
 
 
+@pytest.mark.parametrize("name", STATES)
+def test_states_are_as_stored(name: str) -> None:
+    assert states(ROWS[name]) == stored_states(TABLE)[name]
+
+
 if __name__ == "__main__":
-    command(ROWS, TABLE)
+    command(ROWS, TABLE, STATES)

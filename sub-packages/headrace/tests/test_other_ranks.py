@@ -136,6 +136,24 @@ def test_a_second_iteration_leaves_the_same_samples_out(kind: str, workers: int)
     one.close()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_process_alone_finds_the_coming_steps_of_a_run_on_several_ranks(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks, log, state = [], list[list[list[int]]](), dict[str, Any]()
+    for rank in range(2):
+        set_ranks(monkeypatch, 2, rank)
+        ranks.append(made(kind, num_replicas=2, rank=rank))
+    for _ in range(2):
+        for step in zip(*ranks, strict=True):
+            log.append(list(step))
+            state = state or ranks[0].state_dict()
+    set_ranks(monkeypatch, 1, 0)
+    alone = made(kind)
+    alone.load_state_dict(state)
+    assert [alone.step(number) for number in range(len(log))] == log
+
+
 def test_a_batch_size_may_depend_on_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def batches(num_replicas: int, rank: int) -> DistributedBatchSampler:
         return DistributedBatchSampler(N, 40 // num_replicas, num_replicas=num_replicas, rank=rank)

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,15 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, gather_object
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.webdatamodule import ResumableLoader
+from headrace.size_aware_batching import (
+    BlockwiseSizeAwareBatchSampler,
+    BucketBatchSampler,
+    DistributedSizeAwareBatchSampler,
+    SizeAwareBatchSampler,
+)
+from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 SIZES = np.random.default_rng(0).integers(5, 121, 601)
@@ -90,7 +96,26 @@ found["not prepared"] = counted(loader)
 accelerator.dataloader_config.even_batches = True
 found["evened"] = counted(prepared(batch_sampler=size_aware(rank="all")))
 found["gradients"] = gradient_error()
-if accelerator.is_main_process:
+
+accelerator.dataloader_config.dispatch_batches = True
+found["dispatched"] = counted(prepared(batch_sampler=DistributedBatchSampler(600, 10, num_replicas=1, rank=0)))
+if accelerator.is_main_process:  # which alone reads these loaders, and is to fail before the others wait for it
+    found["cut"] = [
+        error_of(partial(list, prepared(batch_sampler=batches, num_workers=workers)))
+        for batches in (
+            size_aware(),
+            size_aware(rank="all"),
+            BlockwiseSizeAwareBatchSampler([SIZES], 1000, rank="all"),
+            SizeAwareBatchSampler(range(601), SIZES, 1000),
+            BucketBatchSampler(torch.tensor(SIZES), [0, 60, 121], BatchSampler, {"batch_size": 4, "drop_last": False}),
+        )
+        for workers in (0, 1)
+    ]
+    found["lost"] = [
+        error_of(lambda: list(prepared(batch_sampler=DistributedBatchSampler(601, 7)))),
+        error_of(lambda: list(prepared(sampler=weighted(), batch_size=4))),
+        error_of(lambda: list(prepared(sampler=weighted(), batch_size=4, num_workers=1))),
+    ]
     print(json.dumps(found), flush=True)
 accelerator.end_training()
 os._exit(0)  # DistributedDataParallel keeps gloo's threads, which race with the end of the interpreter and may abort

@@ -333,12 +333,12 @@ class BlockwiseSizeAwareBatchSampler(Sampler[list[int]]):
         """Yield this rank's batches, from the position that was loaded, else from the beginning of the epoch."""
         # All of this runs at the first ``next``: a DataLoader may make an iterator that it never uses.
         refuse_as_sampler(self)
+        refuse_sharding_again(None if self._of_all else 'rank="all"', uneven=True)
         of_all = self._of_all
         if of_all:
             replicas, rank = self._ranks.world_size(), (process_group() or (1, 0))[1]
         else:
             replicas, rank = self._ranks.current()
-            refuse_sharding_again('rank="all"')
         epoch = self.epoch
         self._plan_at(epoch, self._cursor.start)  # which may refuse it
         this, begun = self._cursor.begin(), self._cursor.position

@@ -14,6 +14,7 @@ from headrace.size_aware_batching._display import never_raises
 from headrace.size_aware_batching._keywords import explains_keywords
 from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, shortlist, shown, warn
 from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
+from headrace.size_aware_batching.planning.ranks import refuse_sharding_again
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
 
 _MAX_BUCKETS = 1_000_000  # a larger number suggests a wrong unit
@@ -187,6 +188,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         refuse_as_sampler(self)
+        refuse_sharding_again(None, uneven=True)
         if not self.shuffle:
             for base in self.base_batch_samplers:
                 yield from base

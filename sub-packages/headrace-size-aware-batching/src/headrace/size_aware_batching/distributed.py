@@ -515,12 +515,12 @@ class DistributedSizeAwareBatchSampler(RunChanges):
 
     def _deliver(self) -> Generator[list[Any], None, bool]:
         """Yield this rank's batches of the epoch; return whether a change interrupted that."""
+        refuse_sharding_again(None if self._of_all else 'rank="all"', uneven=True)
         of_all = self._of_all  # then a position may lie inside a step, so that its samples keep their order
         if of_all:
             replicas, rank = self._ranks.world_size(), (process_group() or (1, 0))[1]
         else:
             replicas, rank = self._ranks.current()
-            refuse_sharding_again('rank="all"')
         if self._order is not None:
             self._order.refuse_other_ranks(replicas)
             if replicas > 1:

@@ -18,6 +18,7 @@ from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.options import OVERSIZE, STREAM_OVERSIZE, Oversize, StreamOversize
 from headrace.size_aware_batching.planning.pieces import Piece, pieces_of
+from headrace.size_aware_batching.planning.ranks import refuse_sharding_again
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, plain_index, size_lookup
 
 __all__ = ["BucketBatchSampler", "SizeAwareBatchSampler", "size_aware_batching"]
@@ -161,6 +162,7 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         refuse_as_sampler(self)
+        refuse_sharding_again(None, uneven=True)
         if self._used_up:
             raise RuntimeError(
                 "sampler is an iterator and its indices are used up: it lasts for one epoch, even an "

@@ -290,6 +290,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
             packs = options.bytes_per_pack
             sizes = samples.packed_sizes(packs) if packs else samples.sizes()
             given = {"bytes_per_shard": _SHARD_BYTES, **given, "sizes": sizes}
+        samples.check()
         fingerprint = stamps_fingerprint(samples.stamps())
         noted = noted_fingerprint(options.out, options.prefix)
         if noted not in (None, fingerprint) and not options.overwrite:
@@ -315,7 +316,8 @@ def _pack(options: argparse.Namespace) -> Outcome:
 
 @_command(
     "index the tar files of a directory",
-    "Write an index beside each tar file of a directory, and manifest.json last. Indexes that fit are kept.",
+    "Write an index beside each tar file of a directory, and manifest.json last. Indexes that fit are kept: those that"
+    " are newer than their shard, and have its size and three pieces of its content.",
     _DIRECTORY,
     _arg(
         "--split-at",
@@ -324,6 +326,7 @@ def _pack(options: argparse.Namespace) -> Outcome:
         help="dot of a member's name that ends the key (default first, as webdataset has it)",
     ),
     _arg("--drop-columns", action="store_true", help="drop columns that belong to other shards"),
+    _arg("--force", action="store_true", help="index all shards again, also those whose indexes seem to fit"),
     _WORKERS,
 )
 def _index(options: argparse.Namespace) -> Outcome:
@@ -335,6 +338,7 @@ def _index(options: argparse.Namespace) -> Outcome:
                 executor=executor,
                 split_at=options.split_at,
                 drop_columns=options.drop_columns,
+                force=options.force,
             )
         except ManifestError as error:  # nothing is damaged: columns of earlier shards, or a write that was stopped
             cure = "" if "drop_columns" not in str(error) else " (on the command line --drop-columns)"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import IO, Any, TextIO
 
 Pieces = Iterable[str] | Iterable[bytes]
 
@@ -34,11 +36,10 @@ def write_out(pieces: Pieces) -> None:
     if sys.stdout is None:
         raise OSError("there is no standard output to write to: it is closed")
     sys.stdout.flush()
-    # A buffer of our own: where Python's is switched off, one write may take a part only.
-    stream = open(sys.stdout.fileno(), "wb", closefd=False)  # noqa: SIM115 - closed with the process
+    stream, converted = _opened(sys.stdout)
     try:
         for piece in pieces:
-            stream.write(piece if isinstance(piece, bytes) else piece.encode(sys.stdout.encoding, "backslashreplace"))
+            stream.write(converted(piece))
         stream.flush()
     except BaseException as error:
         discard(sys.stdout)
@@ -48,11 +49,29 @@ def write_out(pieces: Pieces) -> None:
             raise
 
 
+def _opened(out: TextIO) -> tuple[IO[Any], Callable[[str | bytes], str | bytes]]:
+    """Where to write, and what makes of a piece what can be written there."""
+    if not isinstance(out, io.TextIOWrapper):  # a program that calls `main` collects what is printed; a notebook
+        return out, lambda piece: piece.decode("utf-8", "backslashreplace") if isinstance(piece, bytes) else piece
+
+    def encoded(piece: str | bytes) -> bytes:
+        return piece if isinstance(piece, bytes) else piece.encode(out.encoding, "backslashreplace")
+
+    try:
+        # A buffer of our own: where Python's is switched off, one write may take a part only.
+        return open(out.fileno(), "wb", closefd=False), encoded
+    except io.UnsupportedOperation:  # it writes to memory
+        return out.buffer, encoded
+
+
 def discard(stream: TextIO | None) -> None:
     """Discard unwritten output, as Python's documentation advises: at its end the interpreter would try again."""
-    if stream is not None:
+    if not isinstance(stream, io.TextIOWrapper):
+        return
+    with suppress(io.UnsupportedOperation):
+        descriptor = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(nowhere, descriptor)
         os.close(nowhere)
 
 

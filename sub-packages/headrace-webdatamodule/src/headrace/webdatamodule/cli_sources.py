@@ -42,6 +42,7 @@ _OPTIONS = {"split_at": "files", "member": "lmdb", "db": "lmdb", "key_from": "fa
 _BEGIN = rb">(?:(?<=^>)|(?<=\A\xef\xbb\xbf>))"
 _RECORD = re.compile(_BEGIN, re.MULTILINE)
 _WITHOUT_LETTERS = re.compile(_BEGIN + rb"[^\r\n]*+\s*+(?=^>|\Z)", re.MULTILINE)
+_MEMBERS = ("id.txt", "seq.txt")
 _DIGITS = 9
 # What writers of LMDBs put beside the samples: TAPE, Open Catalyst, ASE, text recognition, tensorpack.
 _COUNTS = {b"length", b"num_examples", b"num-samples", b"nextid", b"deleted_ids", b"metadata", b"__len__", b"__keys__"}
@@ -68,8 +69,8 @@ class Chain(SampleSource):
         number = bisect_right(self._ends, index)
         return self._sources[number][index - (self._ends[number] - len(self._sources[number]))]
 
-    def keys(self) -> Iterable[str]:
-        return chain.from_iterable(source.keys() for source in self._sources)
+    def names(self) -> Iterable[tuple[str, Iterable[str]]]:
+        return chain.from_iterable(source.names() for source in self._sources)
 
     def stamps(self) -> Iterable[tuple[int, int]]:
         return chain.from_iterable(source.stamps() for source in self._sources)
@@ -240,13 +241,13 @@ class Fasta(SampleSource):
         title, number = line[1:].strip(), self._first + index
         if b"\r" in title:
             raise ValueError(f"{self._path}: record {number} has lines that end with a bare CR: convert them to LF")
-        return self._key(index), {"id.txt": title, "seq.txt": b"".join(letters.split())}
+        return self._key(index), dict(zip(_MEMBERS, (title, b"".join(letters.split())), strict=True))
 
     def _key(self, index: int) -> str:
         return f"{self._first + index:0{_DIGITS}d}" if self.ids is None else safe_key(self.ids[index])
 
-    def keys(self) -> Iterable[str]:
-        return map(self._key, range(len(self)))
+    def names(self) -> Iterable[tuple[str, Iterable[str]]]:
+        return ((self._key(index), _MEMBERS) for index in range(len(self)))
 
     def stamps(self) -> Iterable[tuple[int, int]]:
         return [stamp(self._path)]
@@ -255,7 +256,7 @@ class Fasta(SampleSource):
         return np.diff(self._starts) + 4 * BLOCK  # with line ends counted, and the most of padding
 
     def member_bytes(self) -> Iterable[Mapping[str, int]]:
-        return ({"id.txt": 0, "seq.txt": nbytes} for nbytes in np.diff(self._starts).tolist())
+        return (dict(zip(_MEMBERS, (0, nbytes), strict=True)) for nbytes in np.diff(self._starts).tolist())
 
     def part(self, start: int, stop: int) -> SampleSource:
         made = copy(self)
@@ -424,8 +425,8 @@ class Entries(SampleSource):
             raise ValueError(f"{self._path}: the entry {os.fsdecode(key)!r} was removed while it was being packed")
         return _sample_key(key), {self._member: value}
 
-    def keys(self) -> Iterable[str]:
-        return map(_sample_key, self._keys)
+    def names(self) -> Iterable[tuple[str, Iterable[str]]]:
+        return ((_sample_key(key), (self._member,)) for key in self._keys)
 
     def stamps(self) -> Iterable[tuple[int, int]]:
         path = Path(self._path)

@@ -44,7 +44,7 @@ from headrace.webdatamodule.loading.iteration import (
 from headrace.webdatamodule.loading.next_use import NextUses, PlanUses, planned_uses
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.permutation import derive
-from headrace.webdatamodule.loading.ranks import Mesh, Ranks
+from headrace.webdatamodule.loading.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
 from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state
@@ -520,8 +520,9 @@ class ResumableLoader(EpochLoader):
 
         Args:
             number: Number of the step.
-            num_replicas: Number of ranks for a future step; by default the current one. A past step has the number that
-                it ran with.
+            num_replicas: Number of ranks for a future step; by default the current one. In a single process without a
+                process group and a trainer, such as a notebook, it is that of the loaded state, until the first batch.
+                A past step has the number that it ran with.
             rank: Rank whose samples to return; None: all ranks.
 
         Returns:
@@ -534,7 +535,13 @@ class ResumableLoader(EpochLoader):
         """
         batches = self._present()
         foreign.need(batches, "step")
-        return batches.step(number, num_replicas=num_replicas, rank=rank)
+        world = self._ranks_of_state() if num_replicas is None else num_replicas
+        return batches.step(number, num_replicas=world, rank=rank)
+
+    def _ranks_of_state(self) -> int | None:
+        """The number of ranks that saved the loaded state, for a process that only looks at the run."""
+        looks = self.resumed and self._trainer is None and process_group() is None and self.ranks[0] == 1
+        return foreign.recorded_ranks(self._progress.place.state) if looks else None
 
     def samples_of_step(self, number: int) -> list[dict[str, Any]]:
         """Return one row per sample of any step of the run: "step", "rank", "index", and what the dataset knows.
@@ -563,7 +570,8 @@ class ResumableLoader(EpochLoader):
         """
         rank = self.ranks[1] if rank is None else rank
         indices = self.step(number, rank=rank)
-        keys = self._keys(self._epoch_of_step(number), rank)
+        epoch = self._epoch_of_step(number) if self._loading.seed_per == "sample" else self.epoch
+        keys = self._keys(epoch, rank)
         read = self._batch_dataset.__getitems__(Request(indices, keys, number))
         made = self._batch_dataset.collate(read)
         if made.error is not None:
@@ -576,12 +584,18 @@ class ResumableLoader(EpochLoader):
         if number < done:
             starts = batches.state_dict()["starts"]
             return bisect_right(starts, number) - 1
-        if number >= (end := done + self.remaining):
-            batches = foreign.copied(batches, self.dataset, self._name)
-            while number >= end:
-                epoch += 1
-                foreign.set_epoch(batches, epoch)
-                end += len(batches)
+        end, world = done + self.remaining, self._ranks_of_state()
+        if number < end and world is None:
+            return epoch
+        batches = foreign.copied(batches, self.dataset, self._name)
+        if world is not None:
+            foreign.need(batches, "reshard")
+            batches.reshard(world, 0)
+            end = done + batches.remaining
+        while number >= end:
+            epoch += 1
+            foreign.set_epoch(batches, epoch)
+            end += len(batches)
         return epoch
 
     def _present(self) -> Any:

@@ -117,21 +117,41 @@ def process_group() -> tuple[int, int] | None:
     return (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else None
 
 
-def refuse_sharding_again(cure: str) -> None:
-    """Raise if one rank's part is about to be distributed once more, by accelerate.
+_DEPTH = 16  # frames from a sampler to what accelerate puts around a loader, and some to spare
+
+
+def refuse_sharding_again(cure: str | None, *, uneven: bool = False) -> None:
+    """Raise if accelerate is about to distribute one rank's part once more, or to cut batches of different sizes.
 
     Call it in the generator that ``__iter__`` returns. Accelerate tells a sampler nothing, so only the frames below
-    show it: its ``BatchSamplerShard``, and torch's batch sampler between where the sampler gives single indices.
+    show it: its ``BatchSamplerShard``, and with ``dispatch_batches`` its ``DataLoaderDispatcher``, which joins batches
+    and cuts them anew.
+
+    Args:
+        cure: Arguments with which the sampler leaves the distribution to accelerate; None where it does.
+        uneven: Whether its batches have different sizes.
     """
     frame = sys._getframe(2) if "accelerate" in sys.modules else None
-    for _ in range(4):
-        shard: Any = None if frame is None else frame.f_locals.get("self")
-        if type(shard).__name__ == "BatchSamplerShard" and shard.num_processes > 1:
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        by: Any = frame.f_locals.get("self")
+        kind, processes = type(by).__name__, 0
+        if kind == "BatchSamplerShard":
+            processes = by.num_processes
+        elif kind == "DataLoaderDispatcher":
+            processes = by.state.num_processes
+            if uneven and processes > 1:
+                raise RuntimeError(
+                    "dispatch_batches must be False for batches of different sizes, got True: accelerate's prepare() "
+                    f"would join the batches of {processes} processes, cut them into equal parts and lose the rest"
+                )
+        if processes > 1 and cure is not None:
             raise RuntimeError(
-                f"accelerate's prepare() would give each process one of {shard.num_processes} of this rank's batches "
-                f"and lose the others: construct the sampler with {cure}, or leave its loader out of prepare()"
+                f"accelerate's prepare() would give each process one of {processes} of this rank's batches and lose "
+                f"the others: construct the sampler with {cure}, or leave its loader out of prepare()"
             )
-        frame = None if frame is None else frame.f_back
+        frame = frame.f_back
 
 
 def _process_group_or_environment() -> tuple[int, int] | None:

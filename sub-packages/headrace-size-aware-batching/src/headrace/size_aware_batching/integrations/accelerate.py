@@ -1,7 +1,9 @@
 """Batches of all ranks for accelerate's ``prepare``, resumable on any number of processes."""
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
@@ -11,6 +13,8 @@ from headrace.size_aware_batching.distributed import EpochSetter
 
 Batch = TypeVar("Batch")
 
+_BETWEEN = ("accelerate.", "torch.utils.data.", "torchdata.")  # modules between a sampler and a loop
+
 
 class PreparedBatchSampler(Sampler[list[Any]]):
     """Batch sampler of a loader that accelerate prepares; its state is the position of the training loop.
@@ -18,7 +22,8 @@ class PreparedBatchSampler(Sampler[list[Any]]):
     A prepared loader prefetches, so its sampler is ahead of the training loop. This class records the position after
     each batch that it yields, and counts the batches that the loop receives through `delivered`. Register it with
     ``accelerator.register_for_checkpointing``. A state resumes on any number of processes: the prepared loader delivers
-    the rest of the epoch, without ``skip_first_batches``.
+    the rest of the epoch. ``skip_first_batches`` and ``use_stateful_dataloader=True``, which would skip the delivered
+    batches once more, are refused when a loop begins.
 
     Args:
         sampler: A `DistributedSizeAwareBatchSampler` with ``rank="all"``, the batches of all ranks step by step.
@@ -74,6 +79,7 @@ class PreparedBatchSampler(Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Yield the batches of all ranks, from the position that was loaded, else from the beginning of the epoch."""
+        _refuse_two_resumes()
         cursor, read = self._sampler._cursor, deque[int]()
         self._read, self._delivered = read, cursor.start
         self._is_counted, self._counts_next = self._counts_next, False
@@ -125,3 +131,20 @@ class PreparedBatchSampler(Sampler[list[Any]]):
         """
         self._sampler.load_state_dict(state)
         self._delivered = None
+
+
+def _refuse_two_resumes() -> None:
+    """Refuse what skips batches by itself, when it reads a `PreparedBatchSampler`; only the frames below show it."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals["__name__"].startswith(_BETWEEN):
+        if frame.f_globals["__name__"].startswith("torchdata."):
+            raise RuntimeError(
+                "use_stateful_dataloader must be False for a PreparedBatchSampler, got True: both would resume, and "
+                "samples would be lost or repeated"
+            )
+        if type(frame.f_locals.get("self")).__name__ == "SkipBatchSampler":
+            raise RuntimeError(
+                "the loader must be the result of prepare(), got one of skip_first_batches(): after load_state_dict "
+                "the prepared loader delivers the rest of the epoch by itself, so leave skip_first_batches out"
+            )
+        frame = frame.f_back

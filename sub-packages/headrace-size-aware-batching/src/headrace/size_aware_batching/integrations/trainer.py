@@ -54,7 +54,7 @@ class TrainerGuard:
         self._sampler = sampler
         self._length = self._accumulated = 0
         self._saved: Mapping[str, Any] | None = None  # the sampler's state in the checkpoint, until it is loaded
-        self._fingerprint, self._excluded = "", set[int]()  # of the sampler when training began
+        self._excluded = set[int]()  # samples that were left out when training began
 
     @never_raises
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class TrainerGuard:
             raise ValueError("ignore_data_skip must be False, got True: a resume would repeat batches")
         state.stateful_callbacks[_KEY] = own
         run = self._state()
-        self._fingerprint, self._excluded = own["fingerprint"], _excluded(run)
+        self._excluded = _excluded(run)
         for held in (run, self._saved or {}):
             self._refuse_changes(held)
         self._length = 0
@@ -115,8 +115,6 @@ class TrainerGuard:
         """Refuse a run that has changed since training began, or another one than was prepared by ``exclude``."""
         changed = ["exclude"] * bool(state and _excluded(state) != self._excluded)
         changed += [name for name in ("skip", "reweight") if any(name in change for change in state.get("run", ()))]
-        if not changed and self._sampler.fingerprint != self._fingerprint:
-            changed = ["reweight"]  # of a mixture without batches of ours, which keeps no record
         if changed:
             raise ValueError(
                 f"{' and '.join(changed)} of the sampler must not be called in a run of a Trainer, which resumes by "

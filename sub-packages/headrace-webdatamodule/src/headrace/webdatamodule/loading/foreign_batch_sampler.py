@@ -198,6 +198,12 @@ def go_back(batch_sampler: Any, epoch: int, state: Mapping[str, Any] | None) -> 
         load_state(batch_sampler, state, epoch)
 
 
+def recorded_ranks(state: Mapping[str, Any] | None) -> int | None:
+    """The number of ranks that a state's run had last; None if it says none."""
+    worlds = [change["world"] for change in (state or {}).get("run", ()) if "world" in change]
+    return worlds[-1] if worlds else None
+
+
 def need(batch_sampler: Any, method: str) -> None:
     """Refuse a batch sampler that keeps no record of the run."""
     if not callable(getattr(batch_sampler, method, None)):

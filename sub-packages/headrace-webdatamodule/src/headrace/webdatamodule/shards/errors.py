@@ -72,6 +72,7 @@ class Damage:
     CUT_DATA = (
         "the header promises {size} bytes of data, but {left} follow: the shard is cut; copy or download it again"
     )
+    CUT_PADDING = "the shard is cut in the padding behind the member's data; copy or download it again"
     CUT_END = "the shard is cut: the two blocks of zeros that end a tar file are missing; copy or download it again"
     CUT_BLOCK = "the shard is cut: its {nbytes} bytes are no multiple of {block}; copy or download it again"
     BEHIND_END = (
@@ -88,11 +89,13 @@ class Damage:
     PACK = "the pack is damaged: {reason}"
 
     # The shard is not what its index or its manifest says.
-    MEMBER = "the member's bytes are not those that were indexed: restore the shard, or write it again"
-    OTHER_MEMBER = "the shard has another member here than its index says"
+    # An older copy of equal size looks unchanged to `index_shards`.
+    _REPLACED = "restore the shard, or, if it was replaced on purpose, index the shard again with force=True (--force)"
+    MEMBER = f"the member's bytes are not those that were indexed: {_REPLACED}"
+    OTHER_MEMBER = f"the shard has another member here than its index says: {_REPLACED}"
     OTHER_SHARD = "the shard does not match the manifest"
     OTHER_LENGTH = "the shard has {nbytes} bytes, but {indexed} when it was indexed"
-    DATA = "the {size} bytes of data are damaged: their checksum does not fit"
+    DATA = f"the {{size}} bytes of data are damaged, as their checksum does not fit: {_REPLACED}"
     DATA_BEHIND_END = "the data of {count} members, from here on, lie behind the end of the shard"
     GAP = "a header, padding or a skipped member between bytes {begin} and {end} was changed"
     PADDING = "the padding behind the data was changed"

@@ -6,9 +6,9 @@ import re
 import traceback
 
 # What stands before an "@": a name and a password; on the web a name alone, too, which may be a token. Elsewhere a name
-# alone may be the container of a bucket, as in abfs://container@account.dfs.core.windows.net.
-_USER = re.compile(r"(?:(?<=http://)|(?<=https://)|(?<=://)(?=[^/\s@]*:))[^/\s]*@", re.IGNORECASE)
-_QUERY_IN_TEXT = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>]*", re.IGNORECASE)
+# alone may be the container of a bucket, as in abfs://container@account.dfs.core.windows.net. A path leaves one slash.
+_USER = re.compile(r"(?:(?<=http://)|(?<=https://)|(?:(?<=://)|(?<=:/))(?=[^/\s@]*:))[^/\s]*@", re.IGNORECASE)
+_QUERY_IN_TEXT = re.compile(r"(https?:/[^\s?'\"<>]*)\?[^\s'\"<>]*", re.IGNORECASE)
 
 
 class Secrets:

@@ -39,7 +39,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")
 _MODES = {"1": "L", "L": "L", "LA": "LA", "RGB": "RGB", "RGBA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB"}
 # Bytes that Pillow holds for a pixel, where they are not four; and those that its decoders hold besides.
 _PIXEL = {"1": 1, "L": 1, "P": 1}
-_CODEC = {"PNG": 1, "JPEG": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
+_CODEC = {"PNG": 1, "JPEG": 8, "MPO": 8, "WEBP": 16, "BMP": 4, "PPM": 6}
 _MAX_SCANS = 100  # a progressive JPEG has about ten
 _STRIP = 1 << 20  # pixels
 _OWN_DECODER = "give a decoder of your own for it"
@@ -175,13 +175,14 @@ def _check_size(image: ImageFile, channels: int, budget: MemoryBudget) -> None:
 
 
 def _check_scans(data: bytes, kind: str | None) -> None:
-    scans = data.count(b"\xff\xda") if kind == "JPEG" else 0
+    scans = data.count(b"\xff\xda") if kind in ("JPEG", "MPO") else 0
     if scans > _MAX_SCANS:  # each of them goes over all pixels
         raise DecodeError(f"the image has {scans} scans, and may have {_MAX_SCANS}: write it again, or {_OWN_DECODER}")
 
 
 def _mode(image: ImageFile) -> str:
-    if getattr(image, "is_animated", False):
+    # An MPO is the JPEG of a photo, with a preview or another view behind it: the photo is what was asked for.
+    if image.format != "MPO" and getattr(image, "is_animated", False):
         raise DecodeError(f"the image has several frames, of which this would read one: {_OWN_DECODER}")
     if image.mode == "P":
         return "RGBA" if "transparency" in image.info else "RGB"
@@ -261,9 +262,9 @@ def _npy(data: bytes, _allowed: Collection[AllowedClass], budget: MemoryBudget) 
 _DECODERS: dict[str, _Decoder] = {
     **dict.fromkeys(("pyd", "pickle", "pkl"), _unpickled),
     **dict.fromkeys(("pt", "pth"), _torch),
-    **dict.fromkeys(("txt", "text"), _text),
+    **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), _integer),
-    "json": _json,
+    **dict.fromkeys(("json", "jsn"), _json),
     "npy": _npy,
     "npz": _npz,
     "safetensors": _safetensors,
@@ -274,9 +275,9 @@ _DECODERS: dict[str, _Decoder] = {
 # What needs no account while it is small: how it is made, and how many bytes that takes for each of the member's own,
 # these included, at the most. Most members of most sets are of these kinds.
 _SMALL: dict[str, tuple[Callable[[bytes], Any], int]] = {
-    **dict.fromkeys(("txt", "text"), (methodcaller("decode", "utf-8"), 1 + 5)),
+    **dict.fromkeys(("txt", "text", "transcript"), (methodcaller("decode", "utf-8"), 1 + 5)),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), (int, 1)),
-    "json": (_small_json, 1 + _PER_JSON_BYTE),
+    **dict.fromkeys(("json", "jsn"), (_small_json, 1 + _PER_JSON_BYTE)),
 }
 
 
@@ -288,7 +289,8 @@ def decode_member(
     ======================  ==========================================================================
     pyd pickle pkl          :func:`restricted_loads`
     pt pth                  what ``torch.save`` writes, on the CPU; or a bare pickle, as above
-    json; txt text          parsed; ``str`` (UTF-8)
+    json jsn                parsed
+    txt text transcript     ``str`` (UTF-8)
     cls cls2 index inx id   ``int``
     npy; npz                array; dict of arrays; never with pickled objects inside
     safetensors             dict of arrays; needs the extra `safetensors`

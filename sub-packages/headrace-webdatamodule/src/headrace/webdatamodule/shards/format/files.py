@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -17,12 +18,14 @@ from typing import BinaryIO, Self, TypeAlias
 from filelock import FileLock, Timeout
 
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, ShardError
+from headrace.webdatamodule.shards.urls import redacted
 
 LOCK_NAME = ".headrace.lock"
 PIECE = 1 << 20  # bytes that are looked at in one go
 _NEAR, _AHEAD = 1 << 12, 1 << 20  # bytes: a read this near the last one reads ahead
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.:-]+:/")  # with one slash, which is what a path leaves of two
+_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # of directories: old CIFS, vboxsf, some of FUSE
 _log = logging.getLogger(__name__)
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -122,10 +125,12 @@ def expanded(place: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(place))  # noqa: PTH111 - that of Path raises where there is no such user
 
 
-def output_directory(name: str, place: str | os.PathLike[str]) -> Path:
+def output_directory(
+    name: str, place: str | os.PathLike[str], *, cure: str = "write the shards, then copy them"
+) -> Path:
     """A directory of this machine to write to, which the argument `name` gives; a URL would become a folder "s3:"."""
     if _URL.match(str(place)):
-        raise ValueError(f"{name} must be a local one, got {str(place)!r}: write the shards, then copy them")
+        raise ValueError(f"{name} must be a local one, got {redacted(str(place))!r}: {cure}")
     return expanded(place)
 
 
@@ -217,10 +222,13 @@ def atomic_write(path: Path, data: bytes, *, name_later: bool = False) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring the names of a directory's files to the disk."""
+    """Bring the names of a directory's files to the disk, where its file system can do that."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise OSError(error.errno, error.strerror, str(directory)) from error
     finally:
         os.close(descriptor)
 

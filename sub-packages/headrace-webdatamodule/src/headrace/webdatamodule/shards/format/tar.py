@@ -162,7 +162,8 @@ def _checked(header: tarfile.TarInfo, following: int, nbytes: int) -> Member:
         raise DamagedShardError(Damage.EXTENDED_SIZE, **at)
     if header.offset_data + padded(size) > nbytes:
         left = nbytes - header.offset_data
-        raise DamagedShardError(Damage.CUT_DATA.format(size=size, left=left), **at)
+        message = Damage.CUT_DATA if left < size else Damage.CUT_PADDING
+        raise DamagedShardError(message.format(size=size, left=left), **at)
     if following < header.offset_data + padded(size):
         raise RefusedMemberError("a global extended header changes the member's size: pack the shard again", **at)
     return Member(name, header.offset_data, size, header.offset, kind)

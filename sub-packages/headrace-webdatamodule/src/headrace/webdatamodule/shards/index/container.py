@@ -92,7 +92,7 @@ def check_version(found: int, *ours: int) -> None:
     if found not in ours:
         reads = " and ".join(map(str, ours))
         message = f"the index was written by another release of headrace (version {found}, this one reads {reads})"
-        raise IndexVersionError(f"{message}: upgrade headrace, or index again with index_shards(force=True)")
+        raise IndexVersionError(f"{message}: upgrade headrace, or index again with force=True (--force)")
 
 
 def _head(version: int, text: bytes, body_checksum: int) -> bytes:

@@ -290,7 +290,7 @@ def _set_index_faults(folder: Path, manifest: Manifest) -> Iterator[Fault]:
         elif path.exists() and len(manifest.shards) > 1:
             yield Fault(f"{path}: the index of the set belongs to another manifest: index the directory again")
     except ShardError as error:
-        cure = "index the directory again with force=True"
+        cure = "index the directory again with force=True (--force)"
         yield Fault(f"{path}: {error.message.removeprefix(f'{path}: ')}; {cure}", error.shard)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import re
 import shutil
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,7 +28,7 @@ from headrace.webdatamodule.shards.errors import (
     ShardError,
     StaleIndexError,
 )
-from headrace.webdatamodule.shards.format.files import expanded, sync_directory
+from headrace.webdatamodule.shards.format.files import output_directory, sync_directory
 from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader
@@ -38,6 +40,7 @@ SAMPLES = ".samples"  # a folder
 _PART = ".part"
 _LOCKS = 64
 _PAUSE = 0.05
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REQUEST, _AT_ONCE = 8 << 20, 4
 _Thing = TypeVar("_Thing")
 _Mapped: TypeAlias = bytes | mmap.mmap
@@ -54,9 +57,10 @@ class Cache:
     """
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
-        self.directory = expanded(directory).absolute()
+        self.directory = output_directory("cache_dir", directory, cure="give a directory of this machine").absolute()
         self.max_bytes = checked_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
         self.wanted: Collection[str] = frozenset()  # names of files that are not evicted while this object lives
+        self._disk_is_full = False  # as this process found out
         _IN_USE.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -76,11 +80,25 @@ class Cache:
     def put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO | None:
         """Make a file that `fill` writes and checks, unless another process does so meanwhile; it is returned open.
 
-        None where there is no room beside the files that are wanted.
+        None where there is no room beside the files that are wanted, or on the disk.
         """
         if nbytes > self.max_bytes:
             cure = "raise cache_bytes, or read without a cache"
             raise ShardError(f"the file of {nbytes} bytes does not fit into a cache of {self.max_bytes} bytes: {cure}")
+        if self._disk_is_full:
+            return None
+        try:
+            return self._put(name, nbytes, fill)
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            if not self._disk_is_full:
+                self._disk_is_full = True
+                message = f"no more shards are kept in {str(self.directory)!r} ({error}), so they are read by ranges"
+                warnings.warn(f"{message}: make room there, or give another cache_dir", stacklevel=2)
+            return None
+
+    def _put(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO | None:
         path = self.directory / name
         part = self.directory / f"{name}{_PART}"
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,9 @@ import re
 import threading
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from importlib import import_module
 from itertools import starmap
@@ -24,14 +25,16 @@ from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy, is_transient, retry
-from headrace.webdatamodule.shards.urls import Secrets, redacted, redacted_cause
+from headrace.webdatamodule.shards.urls import Secrets, is_web, redacted, redacted_cause
 
 Span = tuple[int, int]
 # In a process that is forked, a file system of the parent must not be cleaned up: to close its connections takes them
 # out of the epoll that both share, and the parent would wait for their answers for ever.
 _NEVER_COLLECTED: list[Any] = []
 _Got = TypeVar("_Got")
-_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/")
+# URLs of fsspec's that are chained, such as "simplecache::s3://bucket/a"; not [::1], and no other "::" in a path.
+_CHAIN = re.compile(r"::[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
+_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})?")
 _REASON = 500
 _BEGIN = 80  # bytes of a wrong file that are shown
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -108,10 +111,12 @@ class RemoteFiles:
         self._process = -1
         self.traffic = TrafficCounter()  # of shards
         self._whole_only = set[str]()  # hosts that were asked for ranges and sent whole files
-        self._one_large: dict[int, threading.Lock] = {}  # by the process: a lock may be held while another one begins
+        # By the process: a lock may be held while another one begins.
+        self._one_large: dict[int, threading.Lock] = {}
+        self._turns: dict[int, threading.Lock] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_made": None, "_room": None, "_process": -1, "_one_large": {}}
+        return {**vars(self), "_made": None, "_room": None, "_process": -1, "_one_large": {}, "_turns": {}}
 
     def read(self, url: str, most: int) -> bytes:
         """All bytes of a file; of several large ones, a process reads one at a time."""
@@ -154,7 +159,7 @@ class RemoteFiles:
         """Write all bytes of a file on a web server that does not read ranges into another file."""
         seconds = self._timeout * (nbytes // _WINDOW + 1)
 
-        def read(system: Any, path: str, _: dict[str, float]) -> None:
+        def read(system: Any, path: str) -> None:
             file.seek(0)
             [got] = _get_all(system, [(path, None)], nbytes, seconds, file)
             self.traffic.add(requests=1, fetched=file.tell())
@@ -167,7 +172,13 @@ class RemoteFiles:
 
     def size(self, url: str) -> int:
         """The bytes of a file."""
-        size = self._one(url, lambda system, path, limit: system.info(path, **limit).get("size"))
+
+        def read(system: Any, path: str) -> Any:
+            if _is_http(system):
+                return import_module("fsspec.asyn").sync(system.loop, _size, system, path, self._timeout)
+            return system.info(path, **self._limit(system)).get("size")
+
+        size = self._one(url, read)
         if not isinstance(size, int):
             raise ShardError("the server does not say how large the file is: serve it with its length", shard=url)
         return size
@@ -210,16 +221,20 @@ class RemoteFiles:
 
     def _ask(self, wanted: Sequence[tuple[str, Span]]) -> list[bytes | BaseException]:
         spans = [span for _, span in wanted]
-        try:
-            reached = {url: self._reach(url) for url in dict.fromkeys(url for url, _ in wanted)}
-            system, _ = reached[wanted[0][0]]
-            paths = [reached[url][1] for url, _ in wanted]
+
+        def read(system: Any) -> Any:
+            known = {url: self._path(system, url) for url in dict.fromkeys(url for url, _ in wanted)}
+            paths = [known[url] for url, _ in wanted]
             if _is_http(system):
-                got = _get_all(system, list(zip(paths, spans, strict=True)), 0, self._timeout, room=self._room)
-            else:
-                begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
-                at_once = {"batch_size": self._max_connections} if system.async_impl else {}
-                got = system.cat_ranges(paths, begins, ends, on_error="return", **at_once, **self._limit(system))
+                return _get_all(system, list(zip(paths, spans, strict=True)), 0, self._timeout, room=self._room)
+            begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
+            if not system.async_impl:  # where one fails, its connection is of no use for the others
+                return system.cat_ranges(paths, begins, ends, on_error="raise")
+            options = {"batch_size": self._max_connections, **self._limit(system)}
+            return system.cat_ranges(paths, begins, ends, on_error="return", **options)
+
+        try:
+            got = self._use(read)
         except Exception as error:  # each file system raises its own
             return [error] * len(wanted)
         finally:
@@ -229,9 +244,9 @@ class RemoteFiles:
         return measured
 
     def _up_to(self, url: str, most: int) -> bytes | None:
-        def read(system: Any, path: str, limit: dict[str, float]) -> bytes | None:
+        def read(system: Any, path: str) -> bytes | None:
             if not _is_http(system):
-                data = bytes(system.cat_file(path, start=0, end=most + 1, **limit))
+                data = bytes(system.cat_file(path, start=0, end=most + 1, **self._limit(system)))
                 return data if len(data) <= most else None
             [got] = _get_all(system, [(path, None)], most, self._timeout)
             if isinstance(got, UnboundedBodyError):
@@ -242,11 +257,10 @@ class RemoteFiles:
 
         return self._one(url, read)
 
-    def _one(self, url: str, read: Callable[[Any, str, dict[str, float]], _Got]) -> _Got:
+    def _one(self, url: str, read: Callable[[Any, str], _Got]) -> _Got:
         def ask(_: Sequence[None]) -> list[_Got | BaseException]:
             try:
-                system, path = self._reach(url)
-                return [read(system, path, self._limit(system))]
+                return [self._use(lambda system: read(system, self._path(system, url)))]
             except Exception as error:  # each file system raises its own
                 return [error]
 
@@ -276,22 +290,51 @@ class RemoteFiles:
         return ShardError(f"{what}, {attempts}: {reason}", shard=url, offset=offset)
 
     def _attempts(self) -> int:
-        http = self._made is None or _is_http(self._made)
-        return self._retry.max_attempts if http else min(2, self._retry.max_attempts)
+        retries = self._made is not None and self._made.async_impl and not _is_http(self._made)  # by itself
+        return min(2, self._retry.max_attempts) if retries else self._retry.max_attempts
 
     def _limit(self, system: Any) -> dict[str, float]:
         return {"timeout": self._timeout} if system.async_impl else {}
 
-    def _reach(self, name: str) -> tuple[Any, str]:
-        """The file system, and the path of a file in it."""
-        if self._process != os.getpid():  # connections do not survive a fork
-            self._made, self._process = _file_system(self._url, self._options), os.getpid()
-            self._room = asyncio.Semaphore(self._max_connections)
-            if not any(made is self._made for made in _NEVER_COLLECTED):
-                _NEVER_COLLECTED.append(self._made)
+    def _use(self, work: Callable[[Any], _Got]) -> _Got:
+        """Call a function of the file system.
+
+        One that is not asynchronous has one connection, which serves one thread at a time, and no limit on the time.
+        """
+        with self._turns.setdefault(os.getpid(), threading.Lock()):
+            if self._process != os.getpid():  # connections do not survive a fork
+                self._made = self._within_timeout(lambda: _file_system(self._url, self._options))
+                self._process, self._room = os.getpid(), asyncio.Semaphore(self._max_connections)
+                if self._made.async_impl and not any(made is self._made for made in _NEVER_COLLECTED):
+                    _NEVER_COLLECTED.append(self._made)
+            system = self._made
+            if not system.async_impl:
+                try:
+                    return self._within_timeout(lambda: work(system))
+                except BaseException as error:
+                    if is_transient(error) or not isinstance(error, Exception):  # such as Ctrl-C
+                        self._process = -1  # the connection may be broken, or busy
+                    raise
+        return work(system)
+
+    def _within_timeout(self, work: Callable[[], _Got]) -> _Got:
+        """Call a function in a thread; one that takes too long is left alone there."""
+        future = Future[_Got]()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="headrace file system", daemon=True).start()
+        return future.result(self._timeout)
+
+    def _path(self, system: Any, name: str) -> str:
+        """The path of a file in the file system."""
         first = next(iter(self._secrets.values()))
         secrets = self._secrets.get(name.removesuffix(SUFFIX), first)  # those of a tar are those of its index
-        return self._made, str(self._made._strip_protocol(secrets.address(name)))
+        return str(system._strip_protocol(secrets.address(name)))
 
 
 @contextmanager
@@ -351,7 +394,14 @@ def _host(url: str) -> str:
 
 def _file_system(url: str, options: Mapping[str, Any]) -> Any:
     try:
-        return import_module("fsspec.core").url_to_fs(url, **options)[0]
+        if _CHAIN.search(url):
+            return import_module("fsspec.core").url_to_fs(url, skip_instance_cache=True, **options)[0]
+        kind = import_module("fsspec").get_filesystem_class(url.partition("://")[0].lower())
+        if is_web(url) and "get_client" not in options:  # proxies of the environment, as all other clients use them
+            options = {**options, "client_kwargs": {"trust_env": True, **options.get("client_kwargs", {})}}
+        # fsspec keeps what it made for a thread, and takes threads for the same whose numbers are.
+        own = {"skip_instance_cache": not kind.async_impl, **kind._get_kwargs_from_urls(url)}
+        return kind(**{**own, **options})
     except ImportError as error:
         message = f"shards at such a URL need a library ({redacted(str(error))}): {_cure(url)}"
         raise ShardError(message, shard=Secrets(url).name) from redacted_cause(error)
@@ -403,18 +453,36 @@ def _get_all(
     return made
 
 
-async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO) -> bytes:
+@asynccontextmanager
+async def _answer(system: Any, path: str, span: Span | None) -> AsyncIterator[Any]:
+    """The answer to a request, its head checked."""
     options = dict(system.kwargs)
     headers = {**options.pop("headers", {}), "Accept-Encoding": "identity"}
     if span is not None:
         headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
-        most = span[1] - span[0]
     session = await system.set_session()
     async with session.get(system.encode_url(path), headers=headers, **options) as answer:
         if answer.status == 404:
             raise FileNotFoundError(path)
         answer.raise_for_status()
         _check_head(answer.status, answer.headers, span)
+        yield answer
+
+
+async def _size(system: Any, path: str, timeout: float) -> int | None:
+    """The bytes of a file, from the answer to a request for the first ones: a signature may be for GET alone."""
+    async with asyncio.timeout(timeout), _answer(system, path, (0, BLOCK)) as answer:
+        if answer.status != 206:
+            length: int | None = answer.content_length
+            return length
+        if (sent := _RANGE.match(answer.headers.get("Content-Range", ""))) is None:
+            raise WrongBytesError("the server does not say which range it sends")
+        return int(sent[2]) if sent[2] else None
+
+
+async def _get(system: Any, path: str, span: Span | None, most: int, into: BinaryIO) -> bytes:
+    most = most if span is None else span[1] - span[0]
+    async with _answer(system, path, span) as answer:
         came = 0
         if span is None and (answer.content_length or 0) > most:
             raise UnboundedBodyError(f"the file has {answer.content_length} bytes, more than {most}")
@@ -429,8 +497,9 @@ async def _get(system: Any, path: str, span: Span | None, most: int, into: Binar
 
 
 def _check_head(status: int, headers: Any, span: Span | None) -> None:
-    encoding = headers.get("Content-Encoding", "identity")
-    if encoding not in ("identity", ""):
+    encoding = headers.get("Content-Encoding", "")
+    # "aws-chunked" is how an object was uploaded; object stores keep the name, and send the object without it.
+    if {name.strip().lower() for name in encoding.split(",")} - {"", "identity", "aws-chunked"}:
         message = f"the server compresses what it sends as {encoding[:40]!r}, unasked"
         raise WrongBytesError(f"{message}: switch that off there")
     if span is None:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from headrace.webdatamodule._arguments import check_seconds, checked_int
@@ -26,6 +27,7 @@ _PERMANENT = (
     ValueError,
 )
 _TRANSIENT_STATUS = (408, 425, 429)
+_LONGEST = 300.0  # seconds; a server that is down for longer, or asks for years by mistake, is an error
 _CHANCE = random.SystemRandom()  # transforms draw from the process's generator, and a fork copies it
 
 
@@ -38,7 +40,7 @@ class RetryPolicy:
             at most two.
         backoff: Seconds before the second attempt; doubled for each further attempt, plus a random part of up to one
             half.
-        max_backoff: Maximum seconds between two attempts.
+        max_backoff: Maximum seconds between two attempts; more where a web server asks for it, up to five minutes.
 
     Raises:
         TypeError: `max_attempts` is not an int.
@@ -71,6 +73,20 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, _PERMANENT)
 
 
+def seconds_asked(error: object) -> float:
+    """How long a server asks to wait until it is asked again (`Retry-After`), up to five minutes."""
+    headers = getattr(error, "headers", None) or getattr(getattr(error, "__cause__", None), "headers", None) or {}
+    asked = headers.get("Retry-After", "")
+    try:
+        seconds = float(asked)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(asked).timestamp() - time.time()
+        except (OverflowError, ValueError):
+            return 0.0
+    return max(0.0, min(seconds, _LONGEST))
+
+
 def retry(
     ask: Callable[[Sequence[_Item]], Sequence[_Got | BaseException]],
     wanted: Sequence[_Item],
@@ -83,7 +99,7 @@ def retry(
         failed = [number for number, one in enumerate(got) if isinstance(one, BaseException)]
         if not failed or not all(is_transient(error) for error in got if isinstance(error, BaseException)):
             break
-        time.sleep(policy.seconds(attempt))
+        time.sleep(max(policy.seconds(attempt), *(seconds_asked(got[number]) for number in failed)))
         for number, one in zip(failed, ask([wanted[number] for number in failed]), strict=True):
             got[number] = one
     return got

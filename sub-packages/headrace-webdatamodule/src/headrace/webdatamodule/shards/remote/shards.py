@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -163,6 +164,20 @@ class Remote:
     def __repr__(self) -> str:
         shown = {"url": self.names, **{one.name: getattr(self, one.name) for one in fields(self) if one.repr}}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        for name, value in self.storage_options.items():
+            try:
+                pickle.dumps(value)
+            except Exception as error:  # each class raises its own
+                cure = (
+                    "fork them (multiprocessing_context='fork'), or let each make it: 'get_client' may name a function"
+                )
+                if name == "ssl":
+                    cure = f"{cure}, and the environment variable SSL_CERT_FILE a file of certificates"
+                message = f"storage_options[{name!r}] cannot be sent to workers that are spawned"
+                raise TypeError(f"{message} ({type(error).__name__}: {error}): {cure}") from error
+        return vars(self)
 
     @property
     def names(self) -> tuple[str, ...]:

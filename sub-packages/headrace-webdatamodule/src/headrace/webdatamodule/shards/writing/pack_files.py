@@ -72,6 +72,8 @@ def pack_files(
     packs = pack_size(bytes_per_pack)
     samples = _find_files(source, names, suffixes)
     files = Files(samples)
+    if convert is None:
+        files.check()
     stamps = list(files.stamps())
     count = min(len(samples), n_shards or max(16, -(-sum(nbytes for nbytes, _ in stamps) // _MOST_BYTES)))
     bounds = shard_bounds(len(samples), count)

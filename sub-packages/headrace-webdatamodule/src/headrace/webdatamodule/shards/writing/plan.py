@@ -27,6 +27,7 @@ from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.writing.shard_task import (
     MapStyle,
     Written,
+    check_sample,
     member_bytes,
     no_sample,
 )
@@ -257,6 +258,7 @@ def measure(samples: MapStyle, bytes_per_pack: int = 0) -> tuple[npt.NDArray[np.
             except Exception as error:
                 message = f"failed to measure sample {number}: {type(error).__name__}: {error}"
                 raise ShardError(message, sample=f"number {number}") from error
+            check_sample(key, sample)
             keys.append(key)
             bar.update()
     return sizes, keys

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.writing.plan import packed_bytes, stored_bytes
-from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample, check_sample
 
 FilesOfSample = dict[str, str]  # {member key: path}
 _TICK = 0.02  # seconds that the clock of a file system may be behind
@@ -35,8 +35,17 @@ class SampleSource(ABC):
         return map(self.__getitem__, range(len(self)))
 
     @abstractmethod
+    def names(self) -> Iterable[tuple[str, Iterable[str]]]:
+        """The keys of all samples and of their members, without reading these."""
+
     def keys(self) -> Iterable[str]:
-        """The keys of all samples, without reading these."""
+        """The keys of all samples."""
+        return (key for key, _ in self.names())
+
+    def check(self) -> None:
+        """Refuse what cannot be stored before anything is written."""
+        for key, members in self.names():
+            check_sample(key, members)
 
     @abstractmethod
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -73,8 +82,8 @@ class Files(SampleSource):
         key, members = self._samples[index]
         return key, {member: Path(path).read_bytes() for member, path in members.items()}
 
-    def keys(self) -> Iterable[str]:
-        return (key for key, _ in self._samples)
+    def names(self) -> Iterable[tuple[str, Iterable[str]]]:
+        return self._samples
 
     def stamps(self) -> Iterable[tuple[int, int]]:
         return (stamp(path) for _, members in self._samples for path in members.values())

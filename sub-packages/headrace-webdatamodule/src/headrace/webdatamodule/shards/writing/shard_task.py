@@ -44,6 +44,7 @@ _SECONDS = 0.2
 # Shards that are published together, and threads that bring them to the disk. On ext4 this took hardly longer than no
 # fsync at all; more of both did not help.
 TOGETHER, _THREADS = 16, 4
+_SHORTEST = b".x"  # that follows a key in the name of a member
 KeyedSample = tuple[str, Mapping[str, bytes]]
 OnProgress = Callable[[int], object]
 
@@ -455,11 +456,12 @@ class ShardBuilder:
         self.samples.layouts[members] = len(self.samples.layouts)
 
     def _long_header(self, key: str, name: bytes, size: int) -> bytes:
-        made = long_ustar_header(name, size) if size <= MOST_MEMBER_BYTES else None
-        if made is None:
-            hint = "a USTAR header holds names to 100 bytes (255 with directories) and members to 8 GiB"
-            message = f"the member of {size} bytes with a name of {len(name)} does not fit: {hint}"
+        if size > MOST_MEMBER_BYTES:
+            message = f"the member of {size} bytes does not fit: a USTAR header holds members to 8 GiB"
             raise ShardError(message, shard=self.shard, sample=key, member=name.decode())
+        made = long_ustar_header(name, size)
+        if made is None:
+            raise _too_long(name, sample=key, shard=self.shard)
         return made
 
 
@@ -522,13 +524,31 @@ def check_key(key: str, *, shard: str | None = None) -> bytes:
 
     Readers cut a member's name at its first dot, and skip names that begin with two underscores.
     """
+    if not isinstance(key, str):
+        raise ShardError(f"a sample key must be a text, got {key!r:.80}", shard=shard, sample=repr(key))
     if not is_key(key):
         message = f"the sample key {key!r} cannot be stored: give a text without dots, not empty,"
         raise ShardError(f"{message} not beginning with '/' or '__', not ending with '/'", shard=shard)
-    return _encoded(key, key, shard)
+    begin = _encoded(key, key, shard)
+    if len(begin) + len(_SHORTEST) > NAME and long_ustar_header(begin + _SHORTEST, 0) is None:
+        raise _too_long(begin + _SHORTEST, sample=key, shard=shard)
+    return begin
 
 
-def member_endings(members: Iterable[object], *, sample: str, shard: str) -> list[bytes]:
+def check_sample(key: str, members: Iterable[object]) -> None:
+    """Refuse a sample that readers would not give back as it is, or no header holds, before its data are read."""
+    begin = check_key(key)
+    for ending in member_endings(members, sample=key, shard=None):
+        if len(begin) + len(ending) > NAME and long_ustar_header(begin + ending, 0) is None:
+            raise _too_long(begin + ending, sample=key, shard=None)
+
+
+def _too_long(name: bytes, *, sample: str, shard: str | None) -> ShardError:
+    message = f"the name of {len(name)} bytes is too long: a USTAR header holds 100 bytes (255 with directories)"
+    return ShardError(f"{message}: shorten the key", shard=shard, sample=sample, member=name.decode())
+
+
+def member_endings(members: Iterable[object], *, sample: str, shard: str | None) -> list[bytes]:
     """What follows the sample's key in the names of its members: a dot and the member's key, checked."""
     endings: dict[str, bytes] = {}  # readers fold the case of member keys
     for member in members:

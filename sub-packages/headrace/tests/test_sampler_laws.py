@@ -1,0 +1,452 @@
+"""Laws of batch samplers, each written once and held to every class that promises it."""
+
+import copy
+import io
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import pytest
+from golden import Sliced, integers
+
+from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.integrations.accelerate import PreparedBatchSampler
+from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
+from headrace.weighted_sampler import WeightedDistributedSampler
+
+Maker = Callable[..., Any]
+SIZES = 1 + integers(110, 0, 40, 1) * integers(110, 0, 40, 2) // 40
+SHARDS = [SIZES[:33], SIZES[33:60], SIZES[60:61], SIZES[61:90], SIZES[90:]]
+
+
+def mixture() -> WeightedDistributedSampler:
+    weights: Any = {(0, 30): 5, (30, 70): 3, (70, 110): 2}
+    return WeightedDistributedSampler(range(len(SIZES)), weights, num_replicas=1, rank=0, seed=5, epoch_length=120)
+
+
+def by_size(**options: Any) -> Maker:
+    """Return what makes samplers of epochs planned as a whole; ``sampler`` makes the order."""
+    options = {"strategy": "stratified", "cost": "sum", "max_total_size": 60, **options}
+
+    def make(**changed: Any) -> DistributedSizeAwareBatchSampler:
+        arguments = options | changed
+        if "sampler" in arguments:
+            arguments["sampler"] = arguments["sampler"]()
+        return DistributedSizeAwareBatchSampler(SIZES, **arguments)
+
+    return make
+
+
+def by_block(**options: Any) -> Maker:
+    options = {"strategy": "stratified", "cost": "sum", "max_total_size": 60, "block": 40, **options}
+    return lambda **changed: BlockwiseSizeAwareBatchSampler(SHARDS, **options | changed)
+
+
+def by_count(**options: Any) -> Maker:
+    def make(**changed: Any) -> DistributedBatchSampler:
+        arguments = options | changed
+        if "sampler" in arguments:
+            arguments["sampler"] = arguments["sampler"]()
+        return DistributedBatchSampler(len(SIZES), 5, **arguments)
+
+    return make
+
+
+def loaded(batches: Maker) -> Maker:
+    return lambda **ranks: ResumableLoader(range(len(SIZES)), batches(**ranks), collate_fn=list)
+
+
+PLANNED = {
+    "stratified": by_size(),
+    "packed": by_size(strategy="packed", balanced_ranks=3),
+    "sequential, drop": by_size(strategy="sequential", tail="drop"),
+    "padded, pad": by_size(strategy="bucketed", cost="padded", max_total_size=90, tail="pad"),
+    "in order": by_size(shuffle=False),
+    "skip": by_size(max_total_size=34, oversize="skip"),
+    "pieces": by_size(oversize="split", max_length=20),
+    "order": by_size(sampler=lambda: Sliced(len(SIZES)), window=40),
+    "mixture": by_size(sampler=mixture, strategy="sequential"),
+}
+CURRICULUM = {"curriculum": by_size(curriculum=12)}
+TOKENS = {"tokens": by_size(tokens_per_step=300)}
+BLOCKS = {
+    "blocks": by_block(),
+    "blocks, drop": by_block(strategy="sequential", tail="drop"),
+    "blocks, padded": by_block(strategy="bucketed", cost="padded", tail="pad", max_total_size=90),
+}
+COUNTED = {
+    "count": by_count(),
+    "count, drop": by_count(drop_last=True),
+    "count in order": by_count(shuffle=False),
+    "count of an order": by_count(sampler=lambda: Sliced(len(SIZES))),
+    "count of a mixture": by_count(sampler=mixture),
+}
+LOADERS = {"loader by size": loaded(by_size()), "loader by count": loaded(by_count())}
+STEPPED = PLANNED | CURRICULUM | BLOCKS | COUNTED | LOADERS
+CHANGING = PLANNED | COUNTED  # that leave out samples, skip steps and change their ranks in the middle of an epoch
+FEW = {
+    name: CHANGING[name]
+    for name in ("stratified", "sequential, drop", "pieces", "order", "mixture", "count", "count of a mixture")
+}
+COPIED = FEW | CURRICULUM | TOKENS | {"blocks": BLOCKS["blocks"]}
+pytestmark = pytest.mark.filterwarnings("ignore:.*(left out as larger|repeat samples):UserWarning")
+
+
+def through_pickle(thing: Any) -> Any:
+    file = io.BytesIO()
+    pickle.dump(thing, file)
+    file.seek(0)
+    return pickle.load(file)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": through_pickle}
+
+
+def every(makers: dict[str, Maker]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("make", makers.values(), ids=makers)
+
+
+def ranks_of(make: Maker, world: int) -> list[Any]:
+    return [make(num_replicas=world, rank=rank) for rank in range(world)]
+
+
+def saved(sampler: Any) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(json.dumps(sampler.state_dict()))
+    return state
+
+
+def step_of(state: dict[str, Any]) -> int:
+    step: int = state.get("batch_sampler", state)["step"]
+    return step
+
+
+def in_steps(iterators: list[Iterator[Any]], steps: int | None = None) -> list[list[Any]]:
+    """Return what the ranks get, step by step; all end in the same step."""
+    log: list[list[Any]] = []
+    while steps is None or len(log) < steps:
+        step = list(chain.from_iterable(islice(iterator, 1) for iterator in iterators))
+        if not step:
+            break
+        assert len(step) == len(iterators)
+        log.append(step)
+    return log
+
+
+def resumed(make: Maker, world: int, state: dict[str, Any]) -> list[Any]:
+    ranks = ranks_of(make, world)
+    for one in ranks:
+        one.load_state_dict(state)
+    return ranks
+
+
+# A step by its number
+
+
+@every(STEPPED)
+def test_a_step_is_what_was_delivered_on_every_rank(make: Maker) -> None:
+    ranks = ranks_of(make, 3)
+    log = in_steps([iter(one) for one in ranks])
+    for one in ranks:
+        one.set_epoch(1)
+    log += in_steps([iter(one) for one in ranks], 4)
+    state = saved(ranks[1])
+    ranks = resumed(make, 2, state)
+    log += in_steps([iter(one) for one in ranks], 3)
+    ranks = resumed(make, 4, saved(ranks[0]))
+    log += in_steps([iter(one) for one in ranks])
+    for one in ranks:
+        one.set_epoch(3)  # epoch 2 is left out
+    log += in_steps([iter(one) for one in ranks], 2)
+    for rank, one in enumerate(ranks):
+        assert step_of(saved(one)) == len(log)
+        own = range(rank, len(log), len(ranks))  # every step is asked of one rank
+        assert [one.step(number) for number in own] == log[rank :: len(ranks)]
+        assert one.step(own[-1], rank=1) == log[own[-1]][1]
+
+
+@every(STEPPED)
+def test_a_step_to_come_is_what_is_delivered_then(make: Maker) -> None:
+    ranks = ranks_of(make, 3)
+    log = in_steps([iter(one) for one in ranks], 2)
+    coming = {number: ranks[2].step(number) for number in (0, 1, 2, 5, 9, 17, 25)}
+    other = ranks[0].step(4, num_replicas=2)
+    state = saved(ranks[0])
+    ranks = resumed(make, 3, state)
+    log += in_steps([iter(one) for one in ranks])
+    for epoch in (1, 2, 3, 4):
+        for one in ranks:
+            one.set_epoch(epoch)
+        log += in_steps([iter(one) for one in ranks])
+    assert len(log) > 25
+    assert coming == {number: log[number] for number in coming}
+    ranks = resumed(make, 2, state)
+    assert in_steps([iter(one) for one in ranks], 3)[2] == other
+
+
+@every(CHANGING)
+@pytest.mark.parametrize("first", ["exclude", "skip", "reshard"])
+def test_a_step_is_what_was_delivered_whatever_changed_since(make: Maker, first: str) -> None:
+    ranks = ranks_of(make, 3)
+    running = [iter(one) for one in ranks]
+    log = in_steps(running, 3)
+    for change in [first, *({"exclude", "skip", "reshard"} - {first})]:
+        if change == "exclude":
+            for one in ranks:
+                one.exclude([1, 77, *log[0][0][:1]] if type(log[0][0][0]) is int else [1, 77])
+        elif change == "skip":
+            skipped = [one.skip(1).tolist() for one in ranks]
+            assert all(own == skipped[0] for own in skipped)
+        else:
+            for rank, one in enumerate(ranks[:2]):
+                one.reshard(2, rank)
+            ranks, running = ranks[:2], running[:2]
+        log += in_steps(running, 1)
+    log += in_steps(running)
+    asked = [*ranks, resumed(make, 4, saved(ranks[0]))[1]]
+    for rank, one in enumerate(asked):
+        assert [one.step(number) for number in range(rank, len(log), 3)] == log[rank::3]
+
+
+# Copies
+
+
+@every(COPIED)
+@pytest.mark.parametrize("through", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_copy_resumes_where_the_original_stands(make: Maker, through: Callable[[Any], Any], cut: int) -> None:
+    whole = sampler_at(make, 2)
+    expected = list(whole)
+    sampler = sampler_at(make, 2)
+    batches = iter(sampler)
+    assert list(islice(batches, cut)) == expected[:cut]
+    state = sampler.state_dict()
+    copied = through(sampler)
+    assert copied.state_dict() == state == sampler.state_dict()
+    assert (len(copied), copied.remaining) == (len(expected), len(expected) - cut)
+    assert list(islice(copied, 2)) == expected[cut : cut + 2]
+    assert sampler.state_dict() == state, "what the copy delivered"
+    assert list(batches) == expected[cut:]
+    assert copied.state_dict()["step"] - state["step"] == len(expected[cut : cut + 2])
+    assert list(copied) == expected, "it was loaded once only"
+    assert copied.state_dict() == sampler.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("make", "through"),
+    [
+        pytest.param(
+            make,
+            through,
+            id=f"{name}-{how}",
+            marks=[pytest.mark.xfail(reason="both tell one order its epoch")]
+            if how == "copy" and name in ("order", "mixture")
+            else [],
+        )
+        for name, make in COPIED.items()
+        for how, through in COPIES.items()
+    ],
+)
+def test_a_copy_shares_no_epoch_and_no_end(make: Maker, through: Callable[[Any], Any]) -> None:
+    sampler = sampler_at(make, 2)
+    expected = list(sampler)
+    copied = through(sampler)
+    assert copied.state_dict() == sampler.state_dict()
+    assert list(copied) == [], "it stands at the end"
+    assert list(copied) == list(sampler) == expected
+    copied.set_epoch(3)
+    assert (sampler.epoch, copied.epoch) == (2, 3)
+    other = sampler_at(make, 3)
+    list(islice(copied, 1))
+    assert list(sampler) == expected
+    assert list(copied) == list(other)
+
+
+@every(COPIED)
+@pytest.mark.parametrize("through", COPIES.values(), ids=COPIES)
+def test_a_copy_of_what_was_loaded_resumes_as_well(make: Maker, through: Callable[[Any], Any]) -> None:
+    first, second = sampler_at(make, 1), make(num_replicas=3, rank=1)
+    expected = list(sampler_at(make, 1))
+    list(islice(first, 3))
+    second.load_state_dict(saved(first))
+    copied = through(second)
+    assert list(copied) == expected[3:]
+    assert list(second) == expected[3:]
+
+
+@every(FEW)
+@pytest.mark.parametrize("through", COPIES.values(), ids=COPIES)
+def test_a_copy_shares_no_change(make: Maker, through: Callable[[Any], Any]) -> None:
+    sampler = sampler_at(make, 1)
+    expected = list(sampler_at(make, 1))
+    batches = iter(sampler)
+    list(islice(batches, 2))
+    state = saved(sampler)
+    copied = through(sampler)
+    copied.exclude([3])
+    copied.skip(1)
+    copied.reshard(1, 0)
+    assert saved(sampler) == state
+    assert list(sampler.excluded_indices) == []
+    assert sampler.num_replicas == 3
+    assert list(batches) == expected[2:]
+    changed = through(copied)
+    assert list(changed.excluded_indices) == [3]
+    assert list(changed) == list(copied)
+
+
+def sampler_at(make: Maker, epoch: int) -> Any:
+    sampler = make(num_replicas=3, rank=1)
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+# Batches of all ranks
+
+
+ALL_RANKS = {
+    name: make
+    for name, make in (PLANNED | CURRICULUM | TOKENS | BLOCKS).items()
+    if name not in ("order", "mixture", "skip") and "pad" not in name and "drop" not in name
+}
+UNREADY = {name: pytest.mark.xfail(raises=TypeError, reason="its state_dict takes no position") for name in BLOCKS}
+
+
+def own_batches(batches: Iterable[Any], rank: int, world: int) -> Iterator[Any]:
+    """Yield one batch of each step, as a prepared loader does on one process: it has read the next step by then."""
+    iterator = iter(batches)
+    step = list(islice(iterator, world))
+    while step:
+        following = list(islice(iterator, world))
+        yield step[rank]
+        step = following
+
+
+def samples(batches: Iterable[Any]) -> Counter[Any]:
+    return Counter(key if type(key) is int else (key.index, key.start) for batch in batches for key in batch)
+
+
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id=name, marks=UNREADY.get(name, ())) for name, make in ALL_RANKS.items()]
+)
+@pytest.mark.parametrize("world", [1, 3])
+def test_prepared_batches_of_all_ranks_resume_on_other_processes(make: Maker, world: int) -> None:
+    whole = samples(make(num_replicas=1, rank=0))
+    ranks = [PreparedBatchSampler(make(num_replicas=2, rank="all")) for _ in range(2)]
+    loops = [one.delivered(own_batches(one, rank, 2)) for rank, one in enumerate(ranks)]
+    delivered = in_steps(loops, 3)
+    states = [saved(one) for one in ranks]
+    assert states[0] == states[1]
+    assert states[0]["step"] == ranks[0].run_steps == 3
+    assert len(ranks[0]) == len(make(num_replicas=2, rank="all"))
+    others = [PreparedBatchSampler(make(num_replicas=world, rank="all")) for _ in range(world)]
+    for one in others:
+        one.load_state_dict(states[0])
+    rest = in_steps([one.delivered(own_batches(one, rank, world)) for rank, one in enumerate(others)])
+    assert samples(chain.from_iterable(delivered + rest)) == whole
+    assert set(whole.values()) == {1}
+    assert [one.run_steps for one in others] == [3 + len(rest)] * world
+
+
+# Constructions
+
+
+class Constructions:
+    """Counts the samplers that are constructed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for made in (DistributedSizeAwareBatchSampler, BlockwiseSizeAwareBatchSampler, DistributedBatchSampler):
+            monkeypatch.setattr(made, "__init__", self.counted(made.__init__))
+
+    def counted(self, construct: Any) -> Any:
+        def count(constructed: Any, /, *arguments: Any, **options: Any) -> None:
+            self.count += 1
+            construct(constructed, *arguments, **options)
+
+        return count
+
+
+@pytest.mark.parametrize(
+    ("make", "changed", "most"),
+    [
+        (PLANNED["stratified"], {}, 0),
+        (PLANNED["stratified"], {"max_total_size": 80}, 2),
+        (PLANNED["packed"], {"max_items": 6, "tail": "pad"}, 2),
+        (PLANNED["order"], {"max_total_size": 80}, 2),
+        (PLANNED["mixture"], {"max_total_size": 80}, 2),
+        (PLANNED["pieces"], {"max_items": 6}, 2),
+        (CURRICULUM["curriculum"], {}, 0),
+        (TOKENS["tokens"], {}, 0),
+        (BLOCKS["blocks"], {}, 0),
+        (COUNTED["count"], {}, 0),
+        (COUNTED["count"], {"drop_last": True}, 0),
+        (COUNTED["count of a mixture"], {"drop_last": True}, 0),
+    ],
+)
+def test_a_resume_constructs_no_more_samplers(
+    make: Maker, changed: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = make(num_replicas=2, rank=1)
+    list(islice(before, 3))
+    state = saved(before)
+    after = make(num_replicas=3, rank=0, **changed)
+    constructions = Constructions(monkeypatch)
+    after.load_state_dict(state, **({"accept": set(changed)} if changed else {}))
+    next(iter(after))
+    assert after.remaining > 0
+    assert constructions.count <= most
+
+
+# Refusals
+
+
+def too_early(sampler: Any) -> None:
+    sampler.reweight({(0, 30): 1, (30, 70): 1, (70, 110): 1}, 3)
+
+
+def of_another_seed(sampler: Any) -> None:
+    sampler.load_state_dict({**sampler.state_dict(), "seed": 12345})
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "exclude": lambda sampler: sampler.exclude([0, 9, 1000]),
+    "exclude a float": lambda sampler: sampler.exclude([0, 9.5]),
+    "skip": lambda sampler: sampler.skip(0),
+    "set_epoch": lambda sampler: sampler.set_epoch(-1),
+    "load": of_another_seed,
+    "accept": lambda sampler: sampler.load_state_dict(sampler.state_dict(), accept={"nothing"}),
+    "step": lambda sampler: sampler.step(-1),
+    "reweight": too_early,
+}
+BROKEN = {
+    ("count of a mixture", "reweight"): "the change is recorded before it is refused",
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        pytest.param(
+            make,
+            ask,
+            id=f"{name}, {what}",
+            marks=[pytest.mark.xfail(reason=BROKEN[name, what])] if (name, what) in BROKEN else [],
+        )
+        for name, make in FEW.items()
+        for what, ask in REFUSED.items()
+    ],
+)
+def test_what_is_refused_changes_nothing(make: Maker, refused: Callable[[Any], Any]) -> None:
+    expected = list(sampler_at(make, 1))
+    sampler = sampler_at(make, 1)
+    batches = iter(sampler)
+    list(islice(batches, 3))
+    state = saved(sampler)
+    with pytest.raises((TypeError, ValueError)):
+        refused(sampler)
+    assert saved(sampler) == state
+    assert (len(sampler), sampler.remaining) == (len(expected), len(expected) - 3)
+    assert list(batches) == expected[3:]
