@@ -31,7 +31,7 @@ class Faults:
     kind: str = ""
     times: int = 0
     name: str = ".tar"
-    secret: str = ""  # what a request has to have in its URL or as its user
+    secret: str = ""  # what a request has to have in its URL or as its user; "{name}" is that of the file
     agent: str = ""  # only those of clients that call themselves so
     asked: list[tuple[str, str]] = field(default_factory=list)  # (file, range)
     agents: dict[str, int] = field(default_factory=dict)  # requests of each client
@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.faults.take(path.name, span, self.headers.get("User-Agent", ""))
         scheme, _, user = self.headers.get("Authorization", "").partition(" ")
         user = b64decode(user).decode() if scheme == "Basic" else ""
-        if self.faults.secret not in self.path + user:
+        if self.faults.secret.format(name=path.name) not in self.path + user:
             return self.answer(403, b"", head=head)
         if fault == "moved":
             return self.answer(302, b"", head=head, location=f"/moved?signature={self.faults.secret}")

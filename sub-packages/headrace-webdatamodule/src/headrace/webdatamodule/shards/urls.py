@@ -29,6 +29,11 @@ class Secrets:
         return f"{name[: self._place]}{self._user}{name[self._place :]}{self._query}"
 
 
+def file_name(name: str) -> str:
+    """The last part of a URL's path."""
+    return name.rpartition("/")[2]
+
+
 def is_web(url: str) -> bool:
     """Whether "?" and "#" end the path of a URL; elsewhere they are a part of it."""
     return url.lower().startswith(("http://", "https://"))
@@ -45,4 +50,6 @@ def redacted_cause(error: BaseException) -> BaseException:
     if redacted(text) == text:
         return error
     kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-    return kind(redacted(f"{type(error).__name__}: {error}"))
+    copied = kind(redacted(f"{type(error).__name__}: {error}"))
+    vars(copied)["status"] = getattr(error, "status", None)
+    return copied

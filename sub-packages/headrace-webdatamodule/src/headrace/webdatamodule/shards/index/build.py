@@ -118,16 +118,25 @@ def index_shards(
         ChangedShardWarning: A shard has the members of its earlier index, but other data in some of them. That may be
             damage: the new index describes the data as they are, so that no later check finds it.
     """
-    if split_at not in ("first", "last"):
-        raise ValueError(f"split_at must be 'first' or 'last', got {split_at!r}")
     folder = expanded(directory)
     unfinished = unfinished_write(folder)
     if unfinished:  # a part of a set is not taken for all of it
         raise ManifestError(unfinished)
     paths = _tar_files(folder)
+    index = partial(index_shard, split_at=split_at, force=force)
+    each = partial(spread, index, paths, executor, what="indexing")
+    return index_each(each, folder, split_at=split_at, drop_columns=drop_columns, force=force)
+
+
+def index_each(
+    each: Callable[[], Sequence[Indexed]], folder: Path, *, split_at: str, drop_columns: bool, force: bool
+) -> Manifest:
+    """Write the manifest of the shards that `each` indexes into a folder, and warn of what was found."""
+    if split_at not in ("first", "last"):
+        raise ValueError(f"split_at must be 'first' or 'last', got {split_at!r}")
     refuse_foreign(folder)
     with directory_lock(folder):  # others may add columns to the manifest at the same time
-        done = spread(partial(index_shard, split_at=split_at, force=force), paths, executor, what="indexing")
+        done = each()
         described = [(indexed.entry, indexed.members) for indexed in done]
         cure = "Pass drop_columns=True, and add them again"
         with _explaining_read_only(folder):
@@ -189,6 +198,11 @@ def index_shard(path: Path, *, split_at: str = "first", force: bool = False) -> 
         if not _holds(index_path(path), data):  # also where a copy has other times, and cannot be written to
             with _explaining_read_only(path.parent):
                 atomic_write(index_path(path), data, name_later=True)  # with all others, before the manifest is written
+    return indexed_as(index, changed)
+
+
+def indexed_as(index: ShardIndex, changed: str = "") -> Indexed:
+    """What an index says of its shard."""
     return Indexed(ShardEntry.of(index), index.member_keys, index.skipped_names, changed, *_dotted(index))
 
 
@@ -366,11 +380,11 @@ def _warn(done: Sequence[Indexed]) -> None:
         first = next(indexed for indexed in done if indexed.entry.skipped)
         names = ", ".join(repr(name) for name in first.skipped[:3])
         message = f"{count} members are no part of a sample and will not be read, such as {names} in {first.entry.name}"
-        warnings.warn(f"{message}: give them a name with an extension if they are", SkippedMembersWarning, stacklevel=3)
+        warnings.warn(f"{message}: give them a name with an extension if they are", SkippedMembersWarning, stacklevel=4)
     dotted, samples = (sum(counts) for counts in zip(*((one.dotted, one.entry.samples) for one in done), strict=True))
     name = next((indexed.dotted_name for indexed in done if indexed.dotted), "")
     if name and (message := few_samples("members", dotted, samples, name)):
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warnings.warn(message, UserWarning, stacklevel=4)
     changed = [indexed for indexed in done if indexed.changed]
     if changed:
         more = f" (such shards: {len(changed):,})" if len(changed) > 1 else ""
@@ -379,5 +393,5 @@ def _warn(done: Sequence[Indexed]) -> None:
             "new index describes the data as they are now. If nobody changed them on purpose, they are damaged: "
             "restore the shard from a copy, and index it again",
             ChangedShardWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -261,15 +261,7 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
     name = cached_name(index.checksum, ".tar")
 
     def fill(file: BinaryIO) -> None:
-        try:
-            if not (whole := files.sends_whole_files(index.shard)):
-                for spans in _requests(index.shard_bytes):
-                    file.writelines(files.ranges(index.shard, spans))
-        except ShardError as error:
-            _raise_unless_no_ranges(error)
-            whole = True
-        if whole:
-            files.download(index.shard, index.shard_bytes, file)
+        fetch_whole(files, index.shard, index.shard_bytes, file)
         file.flush()
         ShardReader(index, MappedShard(index, _map(file)), None, verify=True).check_all()
 
@@ -278,7 +270,8 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
             if not files.sends_whole_files(index.shard):
                 files.check_shard(index)  # before all of it is on its way
         except ShardError as error:
-            _raise_unless_no_ranges(error)
+            if not lacks_ranges(error):
+                raise
         return cache.put(name, index.shard_bytes, fill)
 
     def put_or_again() -> BinaryIO | None:
@@ -301,6 +294,20 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
             return found
         data = _mapped(put_or_again())
         return None if data is None else use(data)
+
+
+def fetch_whole(files: RemoteFiles, url: str, nbytes: int, file: BinaryIO) -> None:
+    """Write all bytes of a shard into a file, in ranges where the server reads them."""
+    try:
+        if not (whole := files.sends_whole_files(url)):
+            for spans in _requests(nbytes):
+                file.writelines(files.ranges(url, spans))
+    except ShardError as error:
+        if not lacks_ranges(error):
+            raise
+        whole = True
+    if whole:
+        files.download(url, nbytes, file)
 
 
 def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
@@ -386,9 +393,9 @@ def _named(cache: Cache, url: str) -> Iterator[None]:
         raise ShardError(f"the cache {str(cache.directory)!r} cannot be used ({error}): {cure}", shard=url) from error
 
 
-def _raise_unless_no_ranges(error: ShardError) -> None:
-    if not isinstance(error.__cause__, UnboundedBodyError):
-        raise error
+def lacks_ranges(error: ShardError) -> bool:
+    """Whether a read failed since the server sends whole files only."""
+    return isinstance(error.__cause__, UnboundedBodyError)
 
 
 def _requests(nbytes: int) -> Sequence[list[Span]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 from urllib.parse import quote
 
@@ -18,8 +20,10 @@ import xxhash
 
 from headrace.webdatamodule._arguments import check_seconds, checked_int
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.errors import DamagedIndexError, ManifestError, ShardError
+from headrace.webdatamodule.shards.format.files import output_directory, read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK
+from headrace.webdatamodule.shards.index.build import index_each
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME, Listed, SetIndex, head_bytes
 from headrace.webdatamodule.shards.index.manifest import (
     MOST_MANIFEST_BYTES,
@@ -29,7 +33,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     column_entry,
     read_column,
 )
-from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
+from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, SUFFIX, ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.local_shards import (
     Head,
     ShardSet,
@@ -57,11 +61,12 @@ from headrace.webdatamodule.shards.remote.filesystem import (
     Span,
     TrafficCounter,
 )
+from headrace.webdatamodule.shards.remote.indexing import index_tars
 from headrace.webdatamodule.shards.remote.lookahead import WASTE, LookAhead, Wanted, merged
 from headrace.webdatamodule.shards.remote.object_store import ObjectStore, make_store
 from headrace.webdatamodule.shards.remote.retries import RetryPolicy
 from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache, share_of_room
-from headrace.webdatamodule.shards.urls import Secrets, is_web, redacted
+from headrace.webdatamodule.shards.urls import Secrets, file_name, is_web, redacted
 
 _THREADS = 16
 _WINDOW = 16 << 20
@@ -71,6 +76,10 @@ _COLUMN, _WIDEST = 1 << 20, 1 << 17
 _INDEX, _INDEX_MOST = 1 << 20, 1 << 28
 _CACHE_BYTES = 100 << 30
 _SET_INDEX_MOST = 1 << 26  # more would keep the first batch waiting: indexes of shards are fetched as they are needed
+_OTHERS = (
+    "For tar files that others host, or whose URLs are signed one by one, keep the indexes on this machine: "
+    "Remote(urls, index_dir=...).index_shards(), once"
+)
 CacheUnit: TypeAlias = Literal["auto", "shard", "sample"]
 _One = TypeVar("_One")
 _Made = TypeVar("_Made")
@@ -106,6 +115,8 @@ class Remote:
             Everything else is read with fsspec, so give credentials to both.
         max_connections: Number of ranges that each process reads at the same time. The processes of a node are the
             workers of all its ranks.
+        index_dir: Directory of this machine for the indexes of tar files that others host without; `url` is that of
+            one or several tar files then. `index_shards` writes the indexes.
 
     Raises:
         ImportError: `obstore` is given, but not installed.
@@ -127,6 +138,7 @@ class Remote:
     lookahead: int = 64 << 20
     obstore: Mapping[str, Any] | None = field(default=None, repr=False)
     max_connections: int = field(default=MAX_CONNECTIONS, repr=False)
+    index_dir: str | os.PathLike[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         several = not isinstance(self.url, str) and isinstance(self.url, Iterable)
@@ -140,9 +152,8 @@ class Remote:
             if "*" in url.partition("?")[0]:
                 cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
                 raise ValueError(f"url must be one or more without '*', got {Secrets(url).name!r}: {cure}")
-        if len(set(names := [Secrets(url).name for url in urls])) < len(set(urls)):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"url must be one or more that differ before a query, got several of {twice!r}")
+        if repeated := _repeated(names := [Secrets(url).name for url in dict.fromkeys(urls)]):
+            raise ValueError(f"url must be one or more that differ before a query, got several of {repeated!r}")
         checked_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
         checked_int("max_connections", self.max_connections, 1, "1 reads one range after another")
         checked_int("lookahead", self.lookahead, 0, "0 fetches a batch when it is read")
@@ -152,6 +163,14 @@ class Remote:
         if not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
         object.__setattr__(self, "url", urls)
+        if self.index_dir is not None:
+            self.indexes  # noqa: B018 - a wrong place is an error here
+            files = [file_name(name) for name in names]
+            if not all(name.lower().endswith(".tar") for name in files):
+                raise ValueError(f"url must be tar files where there is index_dir, got {names[0]!r}: list their URLs")
+            if repeated := _repeated(files):
+                message = "url must be tar files of different names where there is index_dir"
+                raise ValueError(f"{message}, got several of {repeated!r}")
         if self.cache_dir is None and (self.cache_bytes, self.cache_unit) != (_CACHE_BYTES, "auto"):
             raise ValueError("cache_bytes and cache_unit need cache_dir, got none: give a directory, or leave them out")
         if self.cache_dir is not None:
@@ -193,6 +212,38 @@ class Remote:
     def cache(self) -> Cache | None:
         """Keeps shards or samples; None when nothing is kept."""
         return None if self.cache_dir is None else Cache(os.fspath(self.cache_dir), self.cache_bytes)
+
+    @property
+    def indexes(self) -> Path | None:
+        """The directory of indexes."""
+        if self.index_dir is None:
+            return None
+        return output_directory("index_dir", self.index_dir, cure="give a directory of this machine").absolute()
+
+    def index_shards(self, *, split_at: str = "first", drop_columns: bool = False, force: bool = False) -> Manifest:
+        """Index the tar files at `url`: write indexes and manifest into `index_dir`.
+
+        Each tar file is downloaded into `index_dir`, indexed and deleted. Those that have an index, and did not change,
+        are left out, so a run that was stopped is continued by the next one.
+
+        Args:
+            split_at: As in `headrace.webdatamodule.index_shards`.
+            drop_columns: As in `headrace.webdatamodule.index_shards`.
+            force: Whether to download and index all again.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            ManifestError: The columns of an earlier manifest no longer fit the shards.
+            ShardError: A tar file cannot be read, is damaged, or cannot be indexed.
+            ValueError: There is no `index_dir`, or an argument is not allowed.
+        """
+        if (folder := self.indexes) is None:
+            raise ValueError("index_shards needs index_dir, got none: give Remote a directory for the indexes")
+        folder.mkdir(parents=True, exist_ok=True)
+        each = partial(index_tars, self.files, self.names, folder, split_at=split_at, force=force)
+        return index_each(each, folder, split_at=split_at, drop_columns=drop_columns, force=force)
 
     @cached_property
     def files(self) -> RemoteFiles:
@@ -346,11 +397,65 @@ class RemoteSet(ShardSet):
         return concurrently(function, list(items))
 
 
+@dataclass(frozen=True)
+class IndexedHere(RemoteSet):
+    """Tars on another machine, whose indexes are in a folder of this one."""
+
+    urls: tuple[str, ...] = ()
+
+    def path(self, number: int) -> str:
+        """The URL of a shard."""
+        return self.urls[number]
+
+    def open_set_index(self, listed: Listed) -> SetIndex | None:
+        """Map the index of the whole set."""
+        return ShardSet.open_set_index(self, listed)
+
+    def read_index(self, number: int) -> ShardIndex:
+        """Map the index of a shard."""
+        path = index_path(os.path.join(self.folder, self.names[number]))  # noqa: PTH118 - the paths are texts
+        return ShardIndex(read_or_map(path, DamagedIndexError, most_read=READ_BYTES), shard=self.urls[number])
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Map a column of the manifest."""
+        return ShardSet.column(self, name)
+
+
+def _find_here(remote: Remote, folder: str) -> IndexedHere:
+    try:
+        manifest = Manifest.load(folder)
+    except ManifestError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            error.message = (
+                f"there is no {NAME} in {folder!r}: index the tar files once, with Remote(...).index_shards()"
+            )
+        raise
+    urls = {file_name(name): name for name in remote.names}
+    names = {shard.name for shard in manifest.shards}
+    if other := min(names ^ urls.keys(), default=None):
+        message = f"{folder!r} has the indexes of {len(names)} tar files, and url names {len(urls)}"
+        which = f"and not {other!r}" if other in names else f"among them {other!r}, which is new"
+        raise ManifestError(f"{message}, {which}: give all of them, or call index_shards() for these")
+    nbytes, ordered = (
+        tuple(shard.nbytes for shard in manifest.shards),
+        tuple(urls[shard.name] for shard in manifest.shards),
+    )
+    return IndexedHere(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes, urls=ordered)
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    """A name that occurs more than once."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
+
+
 def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
     """Find out what there is to read."""
     remote = source if isinstance(source, Remote) else Remote(source)
     names = remote.names
-    if len(names) == 1 and not names[0].lower().endswith(".tar"):
+    found: RemoteSet
+    if remote.indexes is not None:
+        found = _find_here(remote, str(remote.indexes))
+    elif len(names) == 1 and not names[0].lower().endswith(".tar"):
         folder = names[0].rstrip("/").removesuffix(f"/{NAME}")
         manifest = _manifest(folder, remote.files)
         nbytes = tuple(shard.nbytes for shard in manifest.shards)
@@ -564,11 +669,14 @@ def _head(files: RemoteFiles, url: str) -> tuple[Head, int]:
         index = fetch_index(files, url, _INDEX_MOST)
         return head(index), index.shard_bytes
     except ShardError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
+        if not isinstance(error.__cause__, FileNotFoundError) and getattr(error.__cause__, "status", 0) not in (
+            401,
+            403,
+        ):
             raise
-        message = f"there is no index {url + SUFFIX!r} beside it: call index_shards where the shards are written"
-        cure = "and copy all; a list is one of tar files, and a directory is given by its URL alone"
-        raise ShardError(f"{message}, {cure}", shard=url) from error
+        message = f"there is no index {url + SUFFIX!r} beside it, or it may not be read: call index_shards where the"
+        message += " shards are written, and copy all; a list is one of tar files, and a directory is given by its URL"
+        raise ShardError(f"{message} alone. {_OTHERS}", shard=url) from error
 
 
 def _inside(folder: str, name: str) -> str:
@@ -582,5 +690,5 @@ def _manifest(folder: str, files: RemoteFiles) -> Manifest:
     except ShardError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             message = f"there is no {NAME} in {folder!r}: call index_shards where the shards are written, and copy all"
-            raise ManifestError(message) from error
+            raise ManifestError(f"{message}. {_OTHERS}") from error
         raise
