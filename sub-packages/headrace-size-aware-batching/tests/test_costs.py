@@ -14,8 +14,8 @@ from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, bucke
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import CountedCost, FunctionCapacity, PaddedCapacity
 from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.planner import make_planner
 from headrace.size_aware_batching.planning.prepared import prepare
+from headrace.size_aware_batching.planning.strategies import BatchLists
 
 
 @examples(50)
@@ -40,13 +40,13 @@ def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
 
     sizes = np.random.default_rng(0).permutation(np.repeat(np.arange(1, 2001), 10))
     options = Options("bucketed", cost=cost)
-    planner = make_planner(prepare(sizes, 16_000, options), options)
+    lists = BatchLists(prepare(sizes, 16_000, options), options)
     for epoch_key in range(5):
-        for _ in planner.batches(epoch_key, 0):
+        for _ in lists.of_epoch(epoch_key).batches():
             pass
     assert calls <= 2000 * 2 * 15  # a search by doubling and halving for each size, whatever the epochs
     before = calls
-    for _ in planner.batches(5, 0):
+    for _ in lists.of_epoch(5).batches():
         pass
     assert calls == before
 
@@ -61,11 +61,11 @@ def test_a_cost_is_evaluated_once_for_each_size_of_a_dataset_of_many() -> None:
         return n * largest
 
     sizes, options = np.arange(2**16, 2**16 + 70_000), Options("sequential", cost=cost, shuffle=False)
-    planner = make_planner(prepare(sizes, 2**18, options), options)
-    planner.count(0, 0)
+    lists = BatchLists(prepare(sizes, 2**18, options), options)
+    lists.of_epoch(0).count()
     before = calls
     for epoch_key in (1, 2):
-        planner.count(epoch_key, 0)
+        lists.of_epoch(epoch_key).count()
     assert calls == before
 
 

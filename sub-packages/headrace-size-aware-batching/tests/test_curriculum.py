@@ -162,19 +162,14 @@ def test_a_run_keeps_its_curriculum_when_the_number_of_ranks_changes(strategy: s
     ]
     list(islice(iter(sampler), 30))
     state = sampler.state_dict()
-    assert state["curriculum_ranks"] == 4
+    assert state["run"][0]["world"] == 4, "the ranks that the curriculum counts"
     other = made(LENGTHS[:20_000], 4096, 200, num_replicas=1, **options)
     other.load_state_dict(state)
     assert list(other)[:200] == [whole[number % 4][30 + number // 4] for number in range(200)]
     other.set_epoch(1)
     sampler.set_epoch(1)
     assert [b.tolist() for b in other.plan()] == [b.tolist() for b in sampler.plan()]
-    assert other.state_dict()["curriculum_ranks"] == 4
-    sampler = made(LENGTHS[:20_000], 4096, 200, **options)
-    with pytest.raises(ValueError, match=r"state\['curriculum_ranks'\] must be an int >= 1, got 0"):
-        sampler.load_state_dict(state | {"curriculum_ranks": 0})
-    with pytest.raises(TypeError, match=r"state\['curriculum_ranks'\] must be an int"):
-        sampler.load_state_dict({name: value for name, value in state.items() if name != "curriculum_ranks"})
+    assert other.state_dict()["run"][0]["world"] == 4
 
 
 def test_a_sampler_built_before_the_process_group_counts_the_ranks_that_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +272,6 @@ def test_with_tokens_per_step_optimizer_steps_are_counted(padded: bool, tokens: 
     plain = made(LENGTHS[:20_000], 16384, None, **options)
     assert plain.num_optimizer_steps() == sampler.num_optimizer_steps()
     assert [b.tolist() for b in sampler.plan(1)] == [b.tolist() for b in plain.plan(1)]
-    assert "curriculum_ranks" not in sampler.state_dict()
 
 
 @pytest.mark.slow

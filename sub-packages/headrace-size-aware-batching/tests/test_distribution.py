@@ -9,8 +9,8 @@ from strategies_of_sizes import examples
 
 from headrace.size_aware_batching.planning.distribution import FEWEST_CHUNKS, chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.planner import make_planner
 from headrace.size_aware_batching.planning.prepared import prepare
+from headrace.size_aware_batching.planning.strategies import BatchLists
 
 
 @examples(50)
@@ -43,8 +43,8 @@ def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     options = Options()
     imbalances = []
     for given_work in (None, work):
-        planner = make_planner(replace(prepare(sizes, 800, options), work=given_work), options)
-        batches = [np.add.reduceat(work[indices], offsets[:-1]) for indices, offsets in planner.batches(1, 0)]
+        planned = BatchLists(replace(prepare(sizes, 800, options), work=given_work), options).of_epoch(1)
+        batches = [np.add.reduceat(work[indices], offsets[:-1]) for indices, offsets in planned.batches()]
         per_batch = np.concatenate(batches)
         steps = per_batch[: len(per_batch) // 8 * 8].reshape(-1, 8)
         imbalances.append(float((steps.max(axis=1) / steps.mean(axis=1)).mean()))

@@ -25,8 +25,7 @@ from headrace.size_aware_batching.integrations import (
     TrainerLoader,
     sampler_state,
 )
-from headrace.size_aware_batching.planning.last_step import TAILS, Tail
-from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
+from headrace.size_aware_batching.planning.options import STRATEGIES, TAILS, Strategy, Tail
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(403)])
 

@@ -13,8 +13,7 @@ from strategies_of_sizes import Case, cases, examples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.planning.distribution import chunk_length
-from headrace.size_aware_batching.planning.last_step import TAILS, Tail
-from headrace.size_aware_batching.planning.options import STRATEGIES, Oversize, Strategy
+from headrace.size_aware_batching.planning.options import STRATEGIES, TAILS, Oversize, Strategy, Tail
 from headrace.size_aware_batching.report import batch_work
 
 Way = tuple[Strategy, Literal["sum", "padded"]]

@@ -18,9 +18,10 @@ from strategies_of_sizes import cases, examples
 from torch.utils.data import DataLoader, RandomSampler
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.planning.optimizer_steps import TokenSchedule, fewest_micro_batches, pack_step
+from headrace.size_aware_batching.planning.optimizer_steps import fewest_micro_batches, pack_step
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.prepared import prepare
+from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
 from headrace.size_aware_batching.testing import check_resumes
 
 SIZES = np.random.default_rng(0).integers(1, 100, 303)
@@ -402,7 +403,7 @@ def test_a_loader_of_other_batches_is_an_error() -> None:
         list(sampler.optimizer_steps([[0]]))
     with pytest.raises(RuntimeError, match="got more of them"):
         list(sampler.optimizer_steps([*made(), [0]]))
-    with pytest.raises(ValueError, match="the sampler must have tokens_per_step"):
+    with pytest.raises(ValueError, match="needs tokens_per_step=, got none: give it to the constructor"):
         made(tokens_per_step=None).optimizer_steps([])
 
 

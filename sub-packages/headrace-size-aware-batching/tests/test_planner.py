@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.options import STRATEGIES, Options, Strategy
 from headrace.size_aware_batching.planning.order import SliceOrder
-from headrace.size_aware_batching.planning.planner import make_planner
 from headrace.size_aware_batching.planning.prepared import prepare
+from headrace.size_aware_batching.planning.strategies import BatchLists
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -21,18 +21,18 @@ def test_an_order_is_planned_once_for_all_numbers_of_batches(strategy: Strategy)
         asked += stop - start
         return np.arange(start, stop)
 
-    planner = make_planner(prepare(sizes, 1000, options), options, SliceOrder(len(sizes), give))
-    count = planner.count(7, 0)
+    planned = BatchLists(prepare(sizes, 1000, options), options).of_epoch(7, order=SliceOrder(len(sizes), give))
+    count = planned.count()
     assert asked <= 2 * len(sizes)  # next-fit looks twice at what a chunk leaves over
     for number in (0, 17, count // 2, count - 1):
         asked = 0
-        batch = planner.batch(7, number)
+        batch = planned.batch(number)
         assert asked <= 4000
         assert 0 < sizes[batch].sum() <= 1000
         asked = 0
-        planner.batch(7, number)
+        planned.batch(number)
         assert asked <= len(batch)
-    listed = [batch for indices, offsets in planner.batches(7, 0) for batch in np.split(indices, offsets[1:-1])]
-    assert [planner.batch(7, number).tolist() for number in (0, 17, count - 1)] == [
+    listed = [batch for indices, offsets in planned.batches() for batch in np.split(indices, offsets[1:-1])]
+    assert [planned.batch(number).tolist() for number in (0, 17, count - 1)] == [
         listed[number].tolist() for number in (0, 17, count - 1)
     ]

@@ -162,28 +162,6 @@ def test_another_value_of_an_argument_that_decides_the_batches_is_refused(name: 
     assert list(other) == list(made(**options | {name: value}))  # a refusal leaves it as it was
 
 
-def older(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state as builds wrote it that had no ``balanced_ranks``."""
-    first, *changes = copy.deepcopy(state["run"])
-    assert first["options"].pop("balanced_ranks") == 64
-    return state | {"run": (first, *changes)}
-
-
-@pytest.mark.parametrize("begun", [0, 3])
-def test_a_state_without_balanced_ranks_is_one_of_64(begun: int) -> None:
-    saved = made(num_replicas=1, rank=0)
-    delivered = list(islice(saved, begun))
-    state, resumed = older(saved.state_dict()), made(num_replicas=1, rank=0)
-    resumed.load_state_dict(state)
-    assert resumed.state_dict() == saved.state_dict()
-    assert delivered + list(resumed) == list(made(num_replicas=1, rank=0))
-    assert len(resumed.state_dict()["run"]) == 1  # nothing has changed in the run
-    with pytest.raises(ValueError, match=r"differs in balanced_ranks \(here 8\).* \(balanced_ranks=64\).*go on with"):
-        made(num_replicas=1, rank=0, balanced_ranks=8).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"differs in max_total_size \(here 301\): construct"):  # and in nothing else
-        made(num_replicas=1, rank=0, max_total_size=301).load_state_dict(state)
-
-
 def test_a_function_as_cost_is_named_only_if_it_is_another_one() -> None:
     """It is compared by what it allows within the budget, and another one cannot be accepted."""
     sizes = np.arange(10, 210)
@@ -217,12 +195,11 @@ def test_a_function_as_cost_is_named_only_if_it_is_another_one() -> None:
 def test_other_balanced_ranks_are_accepted_by_name_and_the_rest_comes_in_their_order() -> None:
     saved = made(num_replicas=1, rank=0)
     delivered = [index for batch in islice(saved, 3) for index in batch]
-    for state in (saved.state_dict(), older(saved.state_dict())):
-        changed = made(num_replicas=1, rank=0, balanced_ranks=1)
-        changed.load_state_dict(state, accept={"balanced_ranks"})
-        assert changed.step(2) == saved.step(2)
-        assert sorted(delivered + [index for batch in changed for index in batch]) == list(range(len(SIZES)))
-        assert [change.get("options") for change in changed.state_dict()["run"][1:]] == [{"balanced_ranks": 1}]
+    changed = made(num_replicas=1, rank=0, balanced_ranks=1)
+    changed.load_state_dict(saved.state_dict(), accept={"balanced_ranks"})
+    assert changed.step(2) == saved.step(2)
+    assert sorted(delivered + [index for batch in changed for index in batch]) == list(range(len(SIZES)))
+    assert [change.get("options") for change in changed.state_dict()["run"][1:]] == [{"balanced_ranks": 1}]
 
 
 @pytest.mark.parametrize("options", [case for cases in ACCEPTED.values() for case in cases])

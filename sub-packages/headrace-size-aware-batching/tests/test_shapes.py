@@ -12,7 +12,7 @@ from strategies_of_sizes import Case, cases, examples
 from test_laws import all_ranks, repeats, samples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, PaddedCollate
-from headrace.size_aware_batching.planning.last_step import TAILS, Tail
+from headrace.size_aware_batching.planning.options import TAILS, Tail
 from headrace.size_aware_batching.planning.shapes import least_waste
 
 LENGTHS = np.random.default_rng(0).lognormal(np.log(360), 0.8, 20_000).clip(8, 2048).astype(np.int64)

@@ -40,39 +40,6 @@ def flat(batches: Any) -> list[int]:
     return [sample for batch in batches for sample in batch]
 
 
-# Of release 0.1.0 before it kept records: after 3 steps on two ranks.
-VERSION_1 = {
-    "version": 1,
-    "seed": 0,
-    "epoch": 1,
-    "steps": 3,
-    "fingerprint": "2dd50066f5c4ce1840f7b7ee55296428",
-    "batch_sampler": {"version": 1, "seed": 1, "epoch": 1, "position": 24, "fingerprint": "99ec2e433d0f7744"},
-}
-
-
-def test_a_state_without_a_record_resumes_and_begins_one() -> None:
-    whole = [loader(num_replicas=2, rank=rank) for rank in range(2)]
-    for one in whole:
-        one.set_epoch(1)
-    came = [list(one) for one in whole]
-    resumed = [loader(num_replicas=2, rank=rank) for rank in range(2)]
-    for one in resumed:
-        one.load_state_dict(VERSION_1)
-    assert resumed[0].step(0) == [batches[3] for batches in came]
-    iterators = [iter(one) for one in resumed]
-    assert [next(iterator) for iterator in iterators] == [batches[3] for batches in came]
-    for one in resumed:
-        one.exclude(came[0][4][:1])
-    state = resumed[0].state_dict()
-    assert state["batch_sampler"]["version"] == 2
-    assert state["batch_sampler"]["step"] == 1
-    rest = [list(iterator) for iterator in iterators]
-    assert sorted(flat(rest[0] + rest[1])) == sorted({*came[0][4], *came[1][4]} - {came[0][4][0]})
-    assert resumed[0].step(0) == [batches[3] for batches in came]
-    assert resumed[0].step(1) == [rest[0][0], rest[1][0]]
-
-
 def test_a_change_is_refused_with_the_name_by_which_it_is_accepted() -> None:
     saved = loader()
     next(iter(saved))

@@ -237,14 +237,7 @@ def test_a_copy_resumes_where_the_original_stands(make: Maker, through: Callable
 @pytest.mark.parametrize(
     ("make", "through"),
     [
-        pytest.param(
-            make,
-            through,
-            id=f"{name}-{how}",
-            marks=[pytest.mark.xfail(reason="both tell one order its epoch")]
-            if how == "copy" and name in ("order", "mixture")
-            else [],
-        )
+        pytest.param(make, through, id=f"{name}-{how}")
         for name, make in COPIED.items()
         for how, through in COPIES.items()
     ],
@@ -311,7 +304,6 @@ ALL_RANKS = {
     for name, make in (PLANNED | CURRICULUM | TOKENS | BLOCKS).items()
     if name not in ("order", "mixture", "skip") and "pad" not in name and "drop" not in name
 }
-UNREADY = {name: pytest.mark.xfail(raises=TypeError, reason="its state_dict takes no position") for name in BLOCKS}
 
 
 def own_batches(batches: Iterable[Any], rank: int, world: int) -> Iterator[Any]:
@@ -328,9 +320,7 @@ def samples(batches: Iterable[Any]) -> Counter[Any]:
     return Counter(key if type(key) is int else (key.index, key.start) for batch in batches for key in batch)
 
 
-@pytest.mark.parametrize(
-    "make", [pytest.param(make, id=name, marks=UNREADY.get(name, ())) for name, make in ALL_RANKS.items()]
-)
+@pytest.mark.parametrize("make", ALL_RANKS.values(), ids=ALL_RANKS)
 @pytest.mark.parametrize("world", [1, 3])
 def test_prepared_batches_of_all_ranks_resume_on_other_processes(make: Maker, world: int) -> None:
     whole = samples(make(num_replicas=1, rank=0))

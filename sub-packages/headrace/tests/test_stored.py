@@ -15,7 +15,6 @@ from headrace.webdatamodule import IndexedShards, verify_shards
 
 STORED = Path(__file__).parent / "stored"
 VERSIONS = sorted(path.name for path in STORED.iterdir() if (path / "rest.json").is_file())
-FIRST = STORED / "states-of-version-1"  # of batch samplers, without a record of the run
 
 
 @pytest.fixture(params=VERSIONS)
@@ -79,10 +78,3 @@ def test_a_run_from_its_beginning_has_the_stored_order(stored: Path, name: str) 
         pytest.skip(f"{stored.name} had no {name}")
     _, begin = RUNS[name](stored)
     assert plain(list(begin())[STEPS:]) == rest[name]
-
-
-@pytest.mark.parametrize("name", ["batch_sampler", "loader", "size_aware"])
-def test_a_state_without_a_record_of_the_run_resumes_too(name: str) -> None:
-    state = states_of(FIRST)[name]
-    assert (state["batch_sampler"] if name == "loader" else state)["version"] == 1
-    assert resumed(STORED / "0.1.0", name, state) == rest_of(STORED / "0.1.0")[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,10 @@ from headrace.size_aware_batching._display import bars, described, html, never_r
 from headrace.size_aware_batching._validation import counted, whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.pieces import keys_of
+from headrace.size_aware_batching.planning.token_schedule import OptimizerSteps
 from headrace.size_aware_batching.report import CurriculumReport, OptimizerStepsReport, PlanReport, batch_costs
 
 __all__ = ["BatchPlan", "CurriculumReport", "OptimizerSteps", "OptimizerStepsReport", "PlanReport"]
-
-
-class OptimizerSteps(NamedTuple):
-    """Where the optimizer steps of a plan begin in its samples, the last number being the end, and their tokens."""
-
-    starts: NDArray[np.int64]
-    asked: list[float]
 
 
 @dataclass(frozen=True, repr=False)

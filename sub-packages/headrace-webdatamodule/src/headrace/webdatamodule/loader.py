@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -583,7 +584,7 @@ class ResumableLoader(EpochLoader):
         batches, epoch, done = self._present(), self.epoch, self.run_steps or 0
         if number < done:
             starts = batches.state_dict()["starts"]
-            return bisect_right(starts, number) - 1
+            return int(starts[bisect_right(starts, number, key=itemgetter(1)) - 1][0])
         end, world = done + self.remaining, self._ranks_of_state()
         if number < end and world is None:
             return epoch

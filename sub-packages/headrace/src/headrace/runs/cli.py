@@ -145,9 +145,8 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"data: {document['data']['n']:,} samples{rest}"
     yield f"epoch {document['epoch']}, position {document['position']:,} samples, next step {document['step']:,}"
     if starts:
-        first = max(0, len(starts) - 5)
-        began = ", ".join(f"{epoch} at step {starts[epoch]:,}" for epoch in range(first, len(starts)))
-        yield f"epochs began: {'..., ' if first else ''}{began}"
+        began = ", ".join(f"{epoch} at step {step:,}" for epoch, step in starts[-5:])
+        yield f"epochs began: {'..., ' if len(starts) > 5 else ''}{began}"
     if excluded:
         rest = f" and {len(excluded) - 20} more (--json lists all)" if len(excluded) > 20 else ""
         keys = document.get("exclude_keys")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._display import inner, never_raises
-from headrace.size_aware_batching.distributed import EpochSetter
+from headrace.size_aware_batching.run_sampler import EpochSetter
 
 Batch = TypeVar("Batch")
 
@@ -80,11 +80,11 @@ class PreparedBatchSampler(Sampler[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         """Yield the batches of all ranks, from the position that was loaded, else from the beginning of the epoch."""
         _refuse_two_resumes()
-        cursor, read = self._sampler._cursor, deque[int]()
-        self._read, self._delivered = read, cursor.start
+        self._read = read = deque[int]()
+        self._delivered = self._sampler.start
         self._is_counted, self._counts_next = self._counts_next, False
         for batch in self._sampler:
-            read.append(cursor.position)
+            read.append(self._sampler.position)
             yield batch
 
     def delivered(self, loader: Iterable[Batch]) -> Iterator[Batch]:

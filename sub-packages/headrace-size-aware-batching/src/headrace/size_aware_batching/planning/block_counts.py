@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.size_aware_batching._validation import warn
 
-BLOCK_COUNTS_VERSION = 1
+BLOCK_COUNTS_VERSION = 2
 
 
 class BlockCounts:
@@ -19,7 +19,7 @@ class BlockCounts:
 
     Args:
         directory: Of the file; it is made when the first line is written.
-        fingerprint: Of what decides the batches, besides the sizes.
+        fingerprint: Of what decides the batches, and a checksum of some of the sizes.
     """
 
     def __init__(self, directory: Path, fingerprint: str) -> None:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.plan_cache import SizeRuns
-from headrace.size_aware_batching.planning.planner import Planner, make_planner
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 from headrace.size_aware_batching.planning.random import random_words
 from headrace.size_aware_batching.planning.strata import COUNTED, counted_sizes
+from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.sizes.read import read_sizes
 
 
@@ -117,8 +117,13 @@ def read_block(blocks: Blocks, block: int, sizes_of: Callable[[int], Any]) -> tu
                 f"{parts[0].shape} for another"
             )
         parts.append(part)
-        checksum = zlib.crc32(np.ascontiguousarray(part).data, checksum)
+        checksum = sizes_checksum(part, checksum)
     return np.concatenate(parts), f"{checksum:08x}"
+
+
+def sizes_checksum(sizes: NDArray[Any], before: int = 0) -> int:
+    """Return a checksum of narrowed sizes, and of those before."""
+    return zlib.crc32(np.ascontiguousarray(sizes).data, before)
 
 
 def narrow(sizes: NDArray[Any]) -> NDArray[Any]:
@@ -135,16 +140,22 @@ def narrow(sizes: NDArray[Any]) -> NDArray[Any]:
     return sizes.astype(np.uint16 if bits <= 16 else np.uint32 if bits <= 32 else np.int64, copy=False)
 
 
-def counting_planner(sized: PreparedSizes, options: Options) -> Planner:
-    """Return a planner that knows the number of batches, and nothing else: small whole sizes are only counted.
+def counting_lists(sized: PreparedSizes, options: Options) -> BatchLists:
+    """Return lists that know the number of batches, and nothing else: small whole sizes are only counted.
 
     The batches of strata follow from how many samples there are of each size, whichever they are.
     """
-    sizes, by_size = sized.sizes, options.shuffle and options.strategy != "sequential"
-    if not by_size or not sized.n_samples or sizes.ndim > 1 or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
-        return make_planner(sized, options)
+    sizes = sized.sizes
+    if (
+        not options.sorts
+        or not sized.n_samples
+        or sizes.ndim > 1
+        or sizes.dtype.kind not in "iu"
+        or sizes.max() >= COUNTED
+    ):
+        return BatchLists(sized, options)
     counts = counted_sizes(sizes if sized.kept is None else sizes[sized.kept], int(sizes.max()))
     values = np.flatnonzero(counts)[::-1]
     total = float((values * counts[values]).sum())
     runs = SizeRuns(values.astype(np.uint16), before_each(counts[values])[:-1], sized.n_samples, total)
-    return make_planner(sized, options, presorted=lambda: (range(sized.n_samples), runs))
+    return BatchLists(sized, options, presorted=lambda: (range(sized.n_samples), runs))

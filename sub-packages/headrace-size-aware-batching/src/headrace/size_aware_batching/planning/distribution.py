@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.curriculum import Competence, turns
-from headrace.size_aware_batching.planning.last_step import Balance, Batches, Tail, last_steps
+from headrace.size_aware_batching.planning.last_step import Balance, Batches, last_steps
+from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.random import random_words
 
 # Chunks that there are at least, where there are so many batches. 1, 4, 16: of 63 padded batches the largest of 8 ranks
@@ -61,7 +62,7 @@ def shuffle_sorted_chunks(
 
 
 @dataclass(frozen=True)
-class Steps:
+class Dealt:
     """Some whole steps: rank r gets batch ``s * num_replicas + r`` of the s-th; ``repeated`` ones come last.
 
     ``places`` are those of the samples in the list, from the first one on; None where they are in its order.
@@ -88,7 +89,7 @@ def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
 
 def distribute_steps(
     batches: Iterable[Batches], num_replicas: int, tail: Tail, balance: Balance | None = None
-) -> Iterator[Steps]:
+) -> Iterator[Dealt]:
     """Distribute a list of batches to the ranks; yield whole steps as soon as what follows cannot change them.
 
     A step takes the next ``num_replicas`` batches. With ``tail="split"`` steps near the end take fewer batches, and
@@ -104,17 +105,17 @@ def distribute_steps(
         sure = sure_batches(offsets, num_replicas, tail)
         if sure:
             end = int(offsets[sure])
-            yield Steps(indices[:end], offsets[: sure + 1])
+            yield Dealt(indices[:end], offsets[: sure + 1])
             indices, offsets = indices[end:], offsets[sure:] - end
     if len(offsets) > 1:
-        rest = Steps(*last_steps(indices, offsets, num_replicas, tail, balance))
+        rest = Dealt(*last_steps(indices, offsets, num_replicas, tail, balance))
         if len(rest.offsets) > 1:
             yield rest
 
 
-def last_known(distributed: Iterable[Steps]) -> Iterator[tuple[Steps, bool]]:
+def last_known(distributed: Iterable[Dealt]) -> Iterator[tuple[Dealt, bool]]:
     """Yield steps, and whether they are the last ones; those that follow are made first."""
-    before: Steps | None = None
+    before: Dealt | None = None
     for steps in distributed:
         if before is not None:
             yield before, False
@@ -123,7 +124,7 @@ def last_known(distributed: Iterable[Steps]) -> Iterator[tuple[Steps, bool]]:
         yield before, True
 
 
-def distribute_packed(packed: Iterable[Batches], num_replicas: int) -> Iterator[Steps]:
+def distribute_packed(packed: Iterable[Batches], num_replicas: int) -> Iterator[Dealt]:
     """Distribute optimizer steps one by one, each of which is packed for this number of ranks.
 
     Their samples are the same at any number of ranks, and their order is not. So the last place of a step stands for

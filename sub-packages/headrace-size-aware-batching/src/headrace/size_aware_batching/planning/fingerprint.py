@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import shown
-from headrace.size_aware_batching.planning.options import ADDED
-
 PIECE = 2**20
 WHOLE, PART = 32, 4  # hex digits
 
@@ -18,17 +15,11 @@ WHOLE, PART = 32, 4  # hex digits
 def fingerprint(parts: Mapping[str, Any]) -> str:
     """Return 32 hex digits that stand for all parts together, and then 4 for each, so that a difference has a name.
 
-    Equal parts give equal fingerprints, whatever integer or real type they come in. Parts that older builds did not
-    have come last, and only where they are another than these had.
+    Equal parts give equal fingerprints, whatever integer or real type they come in.
     """
-    digests = [digest(value) for name, value in in_order(parts) if name not in ADDED or value != ADDED[name]]
+    digests = [digest(value) for value in parts.values()]
     whole = hashlib.blake2b(b"".join(digests), digest_size=WHOLE // 2).hexdigest()
     return whole + "".join(each.hex()[:PART] for each in digests)
-
-
-def in_order(parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the parts as fingerprints have them: those that came later behind the others."""
-    return sorted(parts.items(), key=lambda part: part[0] in ADDED)
 
 
 def digest(value: Any) -> bytes:
@@ -36,27 +27,20 @@ def digest(value: Any) -> bytes:
     return hashlib.blake2b(repr(canonical(value)).encode(), digest_size=16).digest()
 
 
-def of_such_parts(parts: Mapping[str, Any], other: Any) -> bool:
+def has_parts(parts: Mapping[str, Any], other: Any) -> bool:
     """Return whether a fingerprint may be one of these parts, with other values."""
-    longest = WHOLE + PART * len(parts)
-    return isinstance(other, str) and len(other) in range(longest - PART * len(ADDED), longest + PART, PART)
+    return isinstance(other, str) and len(other) == WHOLE + PART * len(parts)
 
 
 def differing(parts: Mapping[str, Any], own: str, other: str) -> list[str]:
-    """Return the names of the parts in which two fingerprints differ, the own value beside them where it is short.
+    """Return the names of the parts in which two fingerprints differ.
 
     >>> parts = {"budget": 5, "seed": 0}
     >>> differing(parts, fingerprint(parts), fingerprint({"budget": 6, "seed": 0}))
-    ['budget (here 5)']
+    ['budget']
     """
-    found = []
-    for place, (name, value) in enumerate(in_order(parts)):
-        digits = slice(WHOLE + PART * place, WHOLE + PART * (place + 1))
-        left_out = digest(ADDED[name]).hex()[:PART] if name in ADDED else ""
-        if (own[digits] or left_out) != (other[digits] or left_out):
-            short = value is None or isinstance(value, str | Real)
-            found.append(f"{name} (here {shown(value)})" if short and name not in ("sampler", "sizes") else name)
-    return found
+    digits = [slice(start, start + PART) for start in range(WHOLE, WHOLE + PART * len(parts), PART)]
+    return [name for name, each in zip(parts, digits, strict=True) if own[each] != other[each]]
 
 
 def array_digest(array: NDArray[Any]) -> bytes:

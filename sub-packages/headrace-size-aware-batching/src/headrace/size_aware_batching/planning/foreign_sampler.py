@@ -2,12 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from operator import index
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,36 +15,43 @@ from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching.planning.gather import gather
-from headrace.size_aware_batching.planning.order import SliceOrder
+from headrace.size_aware_batching.planning.order import SliceOrder, listed_order
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.ranks import Mesh
+from headrace.size_aware_batching.planning.run import NoSampler
 
-PIECE = 2**20
+READ_AT_ONCE = 2**20
 COMPARED = 2**16  # positions of an order that ranks compare
 
-# What the fingerprint of a mixture covers, as it says itself, and the usual cause of another one.
-OF_A_MIXTURE = "its data, weights, semantics, sizes, epoch_length, drop_last or an earlier part of its schedule"
-REWEIGHTED = (
-    "the state holds a reweight of its run at draw {draw:,} and applies it by itself: construct the mixture with "
-    "the weights of the run's beginning"
-)
+
+class OwnOrder(NoSampler):
+    """In place of `SamplerOrder` if there is no ``sampler``: the batches are shuffled by a key."""
+
+    sampler = None
+    is_given = is_mixture = False
+    knows_epochs = epochs_differ = True
+    fingerprint = None
+    reweights: ClassVar[list[Any]] = []
+
+    def of_epoch(self, _epoch: int, _n_samples: int, _reweights: Sequence[Any]) -> None:
+        """There is no order that was given."""
+
+    def epoch_fingerprint(self, _epoch: int, _reweights: Sequence[Any]) -> None:
+        """There is no order that was given."""
 
 
 class SamplerOrder:
-    """Order read from a user's sampler; the sampler handles epochs.
+    """The order that a user's sampler gives, epoch by epoch.
 
-    One with ``take(start, stop)`` is asked for the windows that are needed; its epoch has ``epoch_length``,
-    ``total_size`` or ``len`` positions. ``kept`` are the samples that are planned, ascending; None for all. With
-    ``pieces`` the order is one of pieces, those of a sample where the sample stands. Either reads the whole epoch.
+    `of_epoch` returns a view of one epoch, which stays the same when the sampler goes to another one. A sampler with
+    ``take(start, stop)`` is read in slices; its epoch has ``epoch_length``, ``total_size`` or ``len`` positions. A
+    sampler that has neither ``take`` nor ``set_epoch``, such as a ``RandomSampler``, has one order until it is read
+    again.
     """
 
-    def __init__(
-        self,
-        sampler: Iterable[int],
-        kept: NDArray[np.int64] | None,
-        n_samples: int,
-        pieces: Pieces | None = None,
-    ) -> None:
+    is_given = True
+
+    def __init__(self, sampler: Iterable[int], n_samples: int) -> None:
         if isinstance(sampler, np.ndarray | torch.Tensor):
             sampler = sampler.tolist()  # numpy's take is another function
         if not hasattr(sampler, "take") and not hasattr(sampler, "__iter__"):
@@ -61,10 +68,36 @@ class SamplerOrder:
                 f"{replicas}: give it num_replicas=1, rank=0; the batch sampler distributes the batches"
             )
         self.sampler: Any = sampler
-        self.kept, self.pieces = kept, pieces
-        self.n_samples = n_samples
-        self._positions: tuple[NDArray[Any], NDArray[Any] | None] | None = None  # samples, and their draws if others
-        self._order: SliceOrder | None = None  # over these positions
+        self._n_samples = n_samples  # of the dataset
+        self.epoch = 0  # that the sampler was set to
+        self._listed: NDArray[Any] | None = None  # what was read in this epoch, where it cannot be sliced
+        self._views: dict[int, tuple[Any, SliceOrder]] = {}  # by epoch, and what they were made for
+
+    def of_epoch(self, epoch: int, n_samples: int, reweights: Sequence[Any] = ()) -> SliceOrder:
+        """Return the order of an epoch; the same object until the sampler is read again.
+
+        Args:
+            epoch: The current one, or any one of a sampler that knows its epochs.
+            n_samples: Number of samples that the sampler may name.
+            reweights: Changes of a mixture's weights, which may be others than its present ones.
+        """
+        if epoch != self.epoch and not self.knows_epochs:
+            raise ValueError(
+                f"epoch must be {self.epoch} for this sampler, got {epoch}: {type(self.sampler).__name__} has neither "
+                "set_epoch(epoch) nor take(start, stop), so the order of other epochs is not known"
+            )
+        slices, other = hasattr(self.sampler, "take"), self._with_weights(list(reweights), epoch)
+        asked = getattr(self.sampler, "epoch", None) if slices and epoch == self.epoch and other is None else epoch
+        made_for = (n_samples, self._length() if slices else None, asked, list(reweights))
+        if epoch not in self._views or self._views[epoch][0] != made_for:
+            if slices:
+                view = SliceOrder(self._length(), partial(self._take, epoch, n_samples, other))
+            else:
+                listed = self._read(epoch, n_samples)
+                view = SliceOrder(len(listed), lambda start, stop: listed[start:stop])
+            recent = list(self._views.items())[-2:]
+            self._views = {**dict(recent), epoch: (made_for, view)}
+        return self._views[epoch][1]
 
     @property
     def fingerprint(self) -> str:
@@ -72,9 +105,10 @@ class SamplerOrder:
         own = getattr(self.sampler, "fingerprint", None)
         return self._best_effort if own is None else str(own)
 
-    def epoch_fingerprint(self, epoch: int) -> str:
+    def epoch_fingerprint(self, epoch: int, reweights: Sequence[Any]) -> str:
         """The fingerprint of what decides the order up to the end of an epoch, if the sampler can tell."""
-        own = getattr(self.sampler, "epoch_fingerprint", None)
+        sampler = self.sampler if list(reweights) == self.reweights else self._with_weights(list(reweights), epoch)
+        own = getattr(sampler, "epoch_fingerprint", None)
         return str(own(epoch)) if callable(own) else self.fingerprint
 
     @cached_property
@@ -96,7 +130,13 @@ class SamplerOrder:
         """Whether the sampler shuffles by epoch: without ``set_epoch`` each epoch has the same order."""
         return hasattr(self.sampler, "set_epoch") and getattr(self.sampler, "shuffle", True) is not False
 
-    def refuse_other_ranks(self, num_replicas: int) -> None:
+    def check(self, epoch: int, world: int, mesh: Mesh | None) -> None:
+        """Refuse a sampler that was made for other ranks, or whose order differs across ranks."""
+        self._refuse_other_ranks(world)
+        if world > 1 and getattr(self.sampler, "fingerprint", None) is None:
+            self._refuse_different_orders(self.of_epoch(epoch, self._n_samples, self.reweights), mesh)
+
+    def _refuse_other_ranks(self, num_replicas: int) -> None:
         """Refuse a sampler that was made for other ranks, or that starts in the middle of an epoch."""
         own = getattr(self.sampler, "num_replicas", 1)
         if own not in (1, num_replicas):
@@ -112,12 +152,9 @@ class SamplerOrder:
                 f"{begin}: resume with load_state_dict of the batch sampler, and not of its sampler"
             )
 
-    def refuse_different_orders(self, mesh: Mesh | None) -> None:
-        """Compare the order across ranks, where the sampler has no fingerprint that stands for it."""
-        if getattr(self.sampler, "fingerprint", None) is not None:
-            return
-        order = self.order()
-        sample = np.asarray(order.take(0, 0, min(order.n_samples, COMPARED))).astype("<i8")
+    def _refuse_different_orders(self, order: SliceOrder, mesh: Mesh | None) -> None:
+        """Compare the order across ranks."""
+        sample = np.asarray(order.take(0, min(order.n_samples, COMPARED))).astype("<i8")
         found = hashlib.blake2b(f"{order.n_samples} ".encode() + sample.tobytes(), digest_size=16).hexdigest()
         name = type(self.sampler).__name__
         cure = (
@@ -148,44 +185,18 @@ class SamplerOrder:
             )
 
     @contextmanager
-    def at_epoch(self, epoch: int, current: int) -> Iterator[None]:
-        """Read the order of another epoch for a while; the current one is the same afterwards."""
-        if epoch == current:
+    def _at(self, epoch: int) -> Iterator[None]:
+        """Set the sampler to an epoch for a moment; it is the same afterwards."""
+        set_epoch = getattr(self.sampler, "set_epoch", None)
+        if epoch == self.epoch or set_epoch is None:
             yield
             return
-        if not self.knows_epochs:
-            raise ValueError(
-                f"epoch must be {current} for this sampler, got {epoch}: {type(self.sampler).__name__} has neither "
-                "set_epoch(epoch) nor take(start, stop), so the order of other epochs is not known"
-            )
-        read = self._positions, self._order
-        self.finished()
-        set_epoch = getattr(self.sampler, "set_epoch", None)
-        restored = getattr(self.sampler, "epoch", current)
+        present = getattr(self.sampler, "epoch", self.epoch)
         try:
-            if set_epoch is not None:
-                set_epoch(epoch)
+            set_epoch(epoch)
             yield
         finally:
-            if set_epoch is not None:
-                set_epoch(restored)
-            self._positions, self._order = read
-
-    def order(self) -> SliceOrder:
-        """Return the order of the current epoch; the same object until the sampler is read again."""
-        if self.kept is None and self.pieces is None and hasattr(self.sampler, "take"):
-            length, epoch = self._length(), getattr(self.sampler, "epoch", None)
-            if self._order is None or (self._order.n_samples, self._order.epoch) != (length, epoch):
-                self._order = SliceOrder(length, self._take, epoch)
-            return self._order
-        if self._order is None:
-            positions, draws = self._positions = self._read() if self._positions is None else self._positions
-            self._order = SliceOrder(
-                len(positions),
-                lambda start, stop: positions[start:stop],
-                draw=int if draws is None else lambda place: int(draws[place]),
-            )
-        return self._order
+            set_epoch(present)
 
     @property
     def epoch_length(self) -> int:
@@ -193,42 +204,59 @@ class SamplerOrder:
         return self._length()
 
     @property
-    def mixes(self) -> bool:
+    def is_mixture(self) -> bool:
         """Whether the sampler has weights that a run may change."""
         own = self.sampler
         reads = hasattr(own, "take") and callable(getattr(own, "set_epoch", None))
         return reads and hasattr(own, "reweights") and callable(getattr(own, "reweighted", None))
 
+    def refuse_no_mixture(self) -> None:
+        """Refuse a sampler without weights that a run may change."""
+        if not self.is_mixture:
+            raise TypeError(
+                f"sampler must mix sources by weight for that, got {type(self.sampler).__name__}: give a "
+                "WeightedDistributedSampler"
+            )
+
     @property
     def reweights(self) -> list[Any]:
         """Changes of a mixture's weights that runs have made, as the mixture has them."""
-        return list(self.sampler.reweights) if self.mixes else []
+        return list(self.sampler.reweights) if self.is_mixture else []
+
+    def reweighted(self, weights: Any, draw: int) -> list[Any]:
+        """Return the changes of the mixture's weights, with another one from a draw on."""
+        self.refuse_no_mixture()
+        return list(self.sampler.reweighted(weights, draw))
 
     def set_reweights(self, changes: list[Any]) -> None:
-        """Give a mixture the weights of a run."""
-        if not self.mixes:
+        """Give the mixture these changes of its weights."""
+        if changes == self.reweights:
+            return
+        if not self.is_mixture:
             raise ValueError(
                 f"state is of a run whose mixture got other weights, and sampler is a {type(self.sampler).__name__}: "
                 "give the WeightedDistributedSampler of that run"
             )
         self.sampler.reweights = changes
-        self.finished()
 
-    def sampler_with(self, changes: list[Any], epoch: int) -> Any:
-        """Return the sampler as it was with these changes of its weights; another one reads that epoch alone."""
-        if changes == self.reweights:
-            return self.sampler
+    def _with_weights(self, changes: list[Any], epoch: int) -> Any:
+        """Return a mixture as it is with these changes of its weights, for one epoch; None of any other sampler."""
+        if not self.is_mixture:
+            return None
         other = copy(self.sampler)
         other.reweights = changes
         other.set_epoch(epoch)
         return other
 
     def finished(self) -> None:
-        """Forget the order: the next iteration reads the sampler again."""
-        self._positions = self._order = None
+        """Forget the order of this epoch: the next iteration reads the sampler again."""
+        self._listed = None
+        self._views.pop(self.epoch, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_order": None}
+        # A sampler has an epoch of its own; what has none, such as a long list, is shared.
+        sampler = copy(self.sampler) if hasattr(self.sampler, "set_epoch") else self.sampler
+        return self.__dict__ | {"_views": {}, "sampler": sampler}
 
     def set_epoch(self, epoch: int, changed: bool) -> None:
         """Pass the epoch on to a sampler that has ``set_epoch``; any other is read anew when the epoch changes."""
@@ -237,6 +265,7 @@ class SamplerOrder:
             changed = True
         if changed:
             self.finished()
+            self.epoch = epoch
 
     def _length(self) -> int:
         for name in ("epoch_length", "total_size"):
@@ -244,36 +273,48 @@ class SamplerOrder:
                 return int(getattr(self.sampler, name))
         return len(self.sampler)
 
-    def _take(self, start: int, stop: int) -> NDArray[Any]:
-        taken = self._checked(np.asarray(self.sampler.take(start, stop)))
-        if taken.shape != (stop - start,):
+    def _take(self, epoch: int, n_samples: int, other: Any, start: int, stop: int) -> NDArray[Any]:
+        with self._at(epoch) if other is None else nullcontext():
+            taken = np.asarray((self.sampler if other is None else other).take(start, stop))
+        if _checked(taken, n_samples).shape != (stop - start,):
             raise ValueError(
                 f"sampler.take({start}, {stop}) must return shape ({stop - start},), got {taken.shape}: the epoch has "
                 f"{self._length()} positions by the sampler's epoch_length, total_size or len"
             )
         return taken
 
-    def _read(self) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        if hasattr(self.sampler, "take"):
-            length = self._length()
-            parts = [self._take(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
-            taken = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        else:
-            taken = self._checked(np.fromiter(map(index, self.sampler), np.int64))
-        draws = None
-        if self.kept is not None:
-            known = np.zeros(self.n_samples, bool)
-            known[self.kept] = True
-            draws = np.flatnonzero(known[taken])
-            taken = taken[draws]
-        if self.pieces is not None:
-            counts = self.pieces.counts(taken)
-            draws = np.repeat(np.arange(len(taken)) if draws is None else draws, counts)
-            taken = self.pieces.of(taken)
-        return taken, draws
+    def _read(self, epoch: int, n_samples: int) -> NDArray[Any]:
+        if epoch == self.epoch and self._listed is not None:
+            return self._listed
+        with self._at(epoch):
+            listed = _checked(np.fromiter(map(index, self.sampler), np.int64), n_samples)
+        if epoch == self.epoch:
+            self._listed = listed
+        return listed
 
-    def _checked(self, taken: NDArray[Any]) -> NDArray[Any]:
-        if len(taken) and not (taken.min() >= 0 and taken.max() < self.n_samples):
-            bad = taken[(taken < 0) | (taken >= self.n_samples)][0]
-            raise IndexError(f"sampler must give indices from 0 to {self.n_samples - 1}, got {bad}")
-        return taken
+
+def _checked(taken: NDArray[Any], n_samples: int) -> NDArray[Any]:
+    if len(taken) and not (taken.min() >= 0 and taken.max() < n_samples):
+        bad = taken[(taken < 0) | (taken >= n_samples)][0]
+        raise IndexError(f"sampler must give indices from 0 to {n_samples - 1}, got {bad}")
+    return taken
+
+
+def planned_order(order: SliceOrder, kept: NDArray[Any] | None, pieces: Pieces | None, n_samples: int) -> SliceOrder:
+    """Return the samples of an order that are planned, or their pieces; either reads the whole epoch."""
+    if kept is None and pieces is None:
+        return order
+    taken = np.concatenate(
+        [order.take(start, start + READ_AT_ONCE) for start in range(0, order.n_samples, READ_AT_ONCE)]
+        or [np.zeros(0, np.int64)]
+    )
+    places = np.arange(len(taken))
+    if kept is not None:
+        known = np.zeros(n_samples, bool)
+        known[kept] = True
+        places = np.flatnonzero(known[taken])
+        taken = taken[places]
+    if pieces is not None:
+        places = np.repeat(places, pieces.counts(taken))
+        taken = pieces.of(taken)
+    return listed_order(taken, order, places)

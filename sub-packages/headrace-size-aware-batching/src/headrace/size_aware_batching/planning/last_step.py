@@ -4,15 +4,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from heapq import heapreplace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
-
-Tail = Literal["split", "pad", "drop"]
-TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 
 Batches = tuple[NDArray[Any], NDArray[np.int64]]  # samples batch by batch, and where each batch begins
 Balance = Callable[[NDArray[Any], int], Batches | None]  # samples of a step and how many batches they make

@@ -8,7 +8,7 @@ one function, `pack_step`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, Number, checked_int, counted, real_number, shown
+from headrace.size_aware_batching._validation import Number, checked_int, counted, shown
+from headrace.size_aware_batching.planning.batch_list import GroupedList, index_at
 from headrace.size_aware_batching.planning.curriculum import (
     MOST_STAGES,
     Ramp,
@@ -26,8 +27,11 @@ from headrace.size_aware_batching.planning.curriculum import (
     draw_stages,
     shortest_first,
 )
+from headrace.size_aware_batching.planning.distribution import distribute_packed
+from headrace.size_aware_batching.planning.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
+from headrace.size_aware_batching.planning.list_plan import as_steps
 from headrace.size_aware_batching.planning.micro_batches import (
     NoPlanError,
     Samples,
@@ -38,88 +42,16 @@ from headrace.size_aware_batching.planning.micro_batches import (
     whole_work,
 )
 from headrace.size_aware_batching.planning.next_fit import next_fit
+from headrace.size_aware_batching.planning.options import only_between_epochs
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder
 from headrace.size_aware_batching.planning.packing import lower_bound
 from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
 from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
-from headrace.size_aware_batching.planning.planner import GroupPlanner, last_below
+from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
+from headrace.size_aware_batching.planning.token_schedule import OptimizerSteps, TokenSchedule
 
 AT_ONCE = 2**20  # samples of an order that are looked at together
-
-
-@dataclass(frozen=True)
-class TokenSchedule:
-    """Tokens of an optimizer step by its number, which counts over all epochs: ``((first step, tokens), ...)``.
-
-    >>> schedule = TokenSchedule.of([(0, 100), (3, 200)])
-    >>> schedule.at(2), schedule.at(3), schedule.ends(1, total=450, longest=10).tolist()
-    (100, 200, [100, 200, 400, 450])
-    """
-
-    stages: tuple[tuple[int, Number], ...]
-
-    @classmethod
-    def of(cls, given: Any) -> TokenSchedule:
-        """Return the schedule that users give, as a number or a list of pairs."""
-        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-            return cls(((0, checked_tokens("tokens_per_step", given)),))
-        stages: list[tuple[int, Number]] = []
-        for number, stage in enumerate(given):
-            name = f"tokens_per_step[{number}]"
-            if not isinstance(stage, Sequence) or isinstance(stage, str | bytes) or len(stage) != 2:
-                raise TypeError(f"{name} must be a pair (first step, tokens), got {shown(stage)}")
-            first = checked_int(f"{name}[0]", stage[0], noun=", the number of an optimizer step")
-            if first <= stages[-1][0] if stages else first != 0:
-                expected = f"more than {stages[-1][0]}, the one before" if stages else "0"
-                raise ValueError(f"{name}[0], the first step of a stage, must be {expected}, got {first}")
-            stages.append((first, checked_tokens(f"{name}[1]", stage[1])))
-        if not stages:
-            raise ValueError("tokens_per_step must be a number or a list of (first step, tokens), got an empty list")
-        return cls(tuple(stages))
-
-    @property
-    def value(self) -> Number | tuple[tuple[int, Number], ...]:
-        """The number, or the pairs, in one form."""
-        return self.stages[0][1] if len(self.stages) == 1 else self.stages
-
-    def stage(self, step: int) -> int:
-        """Return the number of the stage that a step belongs to."""
-        return max(number for number, (first, _) in enumerate(self.stages) if first <= step)
-
-    def at(self, step: int) -> Number:
-        """Return the tokens of a step."""
-        return self.stages[self.stage(step)][1]
-
-    def ends(self, first: int, total: Number, longest: Number) -> NDArray[Any]:
-        """Return the cumulated tokens at which the steps of an epoch end, the last of them being ``total``.
-
-        ``first`` is the number of the epoch's first step. What is left at the end makes a shorter step, or belongs to
-        the one before where it is no more than half of the longest sample.
-        """
-        parts: list[NDArray[Any]] = []
-        done: Number = 0
-        for number in range(self.stage(first), len(self.stages)):
-            tokens = self.stages[number][1]
-            last = self.stages[number + 1][0] if number + 1 < len(self.stages) else UNLIMITED
-            count = min(last - first, int((total - done) // tokens))
-            parts.append(done + tokens * np.arange(1, count + 1))
-            done, first = done + tokens * count, first + count
-            if first < last:
-                break
-        ends = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        if len(ends) and 2 * (total - done) <= longest:
-            ends[-1] = total
-            return ends
-        return np.append(ends, total)
-
-
-def checked_tokens(name: str, tokens: Any) -> Number:
-    """Return tokens of a step, finite and more than 0."""
-    number = real_number(tokens, name)
-    if not 0 < number < UNLIMITED:
-        raise ValueError(f"{name} must be more than 0 and less than 2**62, got {number}")
-    return number
 
 
 class Segment(NamedTuple):
@@ -172,7 +104,7 @@ class TokenSteps:
         if order is None:
             return summed(self.planned)
         pieces = range(0, order.n_samples, AT_ONCE)
-        return sum(summed(self.tokens[order.take(0, start, start + AT_ONCE)]) for start in pieces)
+        return sum(summed(self.tokens[order.take(start, start + AT_ONCE)]) for start in pieces)
 
     def ends(self, first: int, total: Number) -> NDArray[Any]:
         """Return the cumulated tokens at the ends of an epoch's steps, without a shorter one that is left out."""
@@ -205,21 +137,21 @@ class TokenSteps:
         parts = list(draw_stages(shortest_first(self.sized), stages, amounts, epoch_key))
         head = np.concatenate([np.zeros(0, np.int64), *parts])
         rest = left_of(self.sized, head)
-        behind = ShuffledOrder(len(rest), rest)
+        behind = ShuffledOrder(epoch_key, len(rest), rest)
 
         def give(start: int, stop: int) -> NDArray[Any]:
             later = max(0, start - len(head)), max(0, stop - len(head))
-            return np.concatenate([head[start:stop], behind.take(epoch_key, *later)])
+            return np.concatenate([head[start:stop], behind.take(*later)])
 
         return SliceOrder(self.sized.n_samples, give)
 
-    def starts(self, order: Order, epoch_key: int, first: int, total: Number) -> NDArray[np.int64]:
+    def starts(self, order: Order, first: int, total: Number) -> NDArray[np.int64]:
         """Return the position at which each step of an epoch begins and, last, where the last one ends."""
         ends = self.ends(first, total) if order.n_samples else np.zeros(0, np.int64)
         found = [np.zeros(1, np.int64)]
         done: Number = 0
         for start in range(0, order.n_samples, AT_ONCE):
-            tokens = self.tokens[order.take(epoch_key, start, start + AT_ONCE)]
+            tokens = self.tokens[order.take(start, start + AT_ONCE)]
             running = np.concatenate([[done], done + np.cumsum(tokens, dtype=wide(tokens))])
             inside = ends[(ends > done) & (ends <= running[-1])]
             above = np.searchsorted(running, inside)
@@ -242,74 +174,199 @@ def summed(tokens: NDArray[Any]) -> Number:
     return total
 
 
-class StepPlanner(GroupPlanner):
-    """The optimizer steps of one epoch as groups of batches, for one number of ranks.
+class TokenPlan:
+    """The plan of an epoch in optimizer steps of so many tokens. Each is packed for the ranks that there are.
 
-    The batches of a step come micro-batch by micro-batch: the first of every rank, then the second of every rank, ...
+    A place inside an optimizer step holds the `Segment`s in which that step was packed so far.
 
     Args:
-        steps: Cuts epochs into steps.
-        order: The epoch's list.
-        epoch_key: Of the epoch.
+        cutter: Cuts epochs into steps.
+        order: The samples of the epoch, in order.
         first: Number of its first step, over all epochs.
         total: Tokens of the epoch.
-        num_replicas: Number of ranks.
+        pieces: The pieces of long samples.
+        ordered: Whether a user's sampler gave the order.
+        notice: A warning at the first steps, for one rank.
+    """
+
+    start = 0
+
+    def __init__(
+        self,
+        cutter: TokenSteps,
+        order: Order,
+        first: int,
+        total: Number,
+        pieces: Pieces | None,
+        ordered: bool,
+        notice: str,
+    ) -> None:
+        self.cutter, self.order, self.first, self.pieces, self.ordered = cutter, order, first, pieces, ordered
+        self.notice, self.starts = notice, cutter.starts(order, first, total)
+        self.end, self.n_optimizer_steps = int(self.starts[-1]), len(self.starts) - 1
+        if cutter.drops and not self.n_optimizer_steps and order.n_samples:
+            raise ValueError(
+                f"tail='drop' must leave a whole step, got an epoch of {total} tokens and steps of "
+                f"{cutter.schedule.at(first)}: use tail='split', or a smaller tokens_per_step"
+            )
+        self._packed: PackedSteps | None = None  # for the latest number of ranks
+
+    def batches(self, world: int) -> PackedSteps:
+        """Return the batches, as they are packed for so many ranks."""
+        return self.packed(world)
+
+    @property
+    def optimizer_steps(self) -> OptimizerSteps:
+        """Where the optimizer steps begin, and the tokens that each is to have."""
+        return OptimizerSteps(self.starts, self.tokens_asked())
+
+    def refuse_rest(self) -> None:
+        """Refuse to plan a part of the epoch anew: its steps depend on what came before."""
+        raise only_between_epochs("tokens_per_step", self.cutter.schedule.value)
+
+    def packed(self, world: int) -> PackedSteps:
+        """Return the optimizer steps as they are packed for so many ranks."""
+        if self._packed is None or self._packed.num_replicas != world:
+            self._packed = PackedSteps(self.cutter, self.order, self.starts, self.first, world)
+        return self._packed
+
+    def tokens_asked(self) -> list[float]:
+        """Return the tokens that each optimizer step is to have."""
+        return [float(self.cutter.schedule.at(self.first + step)) for step in range(self.n_optimizer_steps)]
+
+    def step_of(self, position: int) -> int:
+        """Return the number in the epoch of the optimizer step that a position is in."""
+        return index_at(self.starts, position)
+
+    def micro_batches(self, place: Place, world: int) -> NDArray[np.int64]:
+        """Return the micro-batches on each rank of each optimizer step from a place on."""
+        packed, step = self.packed(world), self.step_of(place.position)
+        if place.position == self.starts[step]:
+            return packed.accumulate[step:]
+        (_, offsets), _ = packed.rest(step, _segments(place))
+        return np.concatenate([[-(-(len(offsets) - 1) // world)], packed.accumulate[step + 1 :]])
+
+    def steps(self, place: Place, world: int, _keep_order: bool) -> Iterator[Steps]:
+        """Yield the steps from a place on: the micro-batches of one optimizer step after the other."""
+        packed, step, parts = self.packed(world), self.step_of(place.position), list[Batches]()
+        if place.position > self.starts[step]:
+            rest, _ = packed.rest(step, _segments(place))
+            parts, step = [rest], step + 1
+        later = (packed.group(number) for number in range(step, self.n_optimizer_steps))
+        dealt = distribute_packed(chain(parts, later), world)
+        yield from as_steps(self, dealt, place.position, world, "split", notice=self.notice)
+
+    def n_steps(self, place: Place, world: int, most: int = NO_LIMIT) -> int:
+        """Return the number of micro-batches on each rank from a place on."""
+        return min(most, int(self.micro_batches(place, world).sum()))
+
+    def seek(self, place: Place, world: int, steps: int) -> tuple[int, Place]:
+        """Return the last micro-batch, up to ``steps`` behind a place, that begins an optimizer step; and its place."""
+        before = np.cumsum(self.micro_batches(place, world))
+        passed = int(np.searchsorted(before, steps, side="right"))  # optimizer steps
+        if not passed:
+            return 0, place
+        return int(before[passed - 1]), Place(int(self.starts[self.step_of(place.position) + passed]))
+
+    def place(self, position: int, began: Place, world: int) -> Place:
+        """Return the place of a position, for an iteration that began at ``began`` with so many ranks."""
+        step, segments = self.step_of(position), list[Segment]()
+        left = position - int(self.starts[step])
+        if not left:
+            return Place(position)
+        if self.step_of(began.position) == step and began.position > self.starts[step]:
+            segments = self.packed(world).rest(step, _segments(began))[1]
+        else:
+            segments = [Segment(world, int(self.packed(world).accumulate[step]), 0)]
+        inside = []
+        for number, segment in enumerate(segments, 1):
+            taken = left if number == len(segments) else min(left, segment.samples)
+            left -= taken
+            inside += [segment._replace(samples=taken)] * (taken > 0)
+        return Place(position, tuple(inside))
+
+    def loaded_place(self, state: Mapping[str, Any]) -> Place:
+        """Return the place of a state."""
+        position, inside = state["position"], state.get("inside_step") or ()
+        left = position - int(self.starts[self.step_of(position)])
+        if not left:
+            return Place(position)
+        try:
+            segments = [Segment(*(checked_int("inside_step", number, 1) for number in segment)) for segment in inside]
+        except (TypeError, ValueError):
+            segments = []
+        if sum(segment.samples for segment in segments) != left:
+            raise ValueError(
+                f"state['inside_step'] must tell how the {left} samples were packed that were delivered of an "
+                f"optimizer step, got {shown(inside)}: load the state as state_dict() returned it"
+            )
+        return Place(position, tuple(segments))
+
+    def refuse_empty(self, _world: int) -> None:
+        """Refuse nothing: with ``tail="drop"`` there is a complete step."""
+
+    def keys(self, samples: NDArray[Any]) -> list[Any]:
+        """Return what batches hold: ints, or pieces of long samples."""
+        keys: list[Any] = samples.tolist() if self.pieces is None else self.pieces.keys(samples)
+        return keys
+
+    def delivered(self, _start: int, _stop: int) -> NDArray[np.int64]:
+        """Refuse: the order of samples inside an optimizer step depends on the number of ranks."""
+        raise self._refused()
+
+    def first_unread(self, _position: int) -> int:
+        """Refuse."""
+        raise self._refused()
+
+    def position_of_draw(self, _draw: int) -> int:
+        """Refuse."""
+        raise self._refused()
+
+    def _refused(self) -> ValueError:
+        return ValueError(f"tokens_per_step must be None for that, got {shown(self.cutter.schedule.value)}")
+
+
+def _segments(place: Place) -> list[Segment]:
+    return [Segment(*each) for each in place.inside]
+
+
+class PackedSteps(GroupedList):
+    """The optimizer steps of an epoch as groups of batches, for one number of ranks.
+
+    The batches of a step come micro-batch by micro-batch: the first of every rank, then the second of every rank, ...
     """
 
     def __init__(
-        self, steps: TokenSteps, order: Order, epoch_key: int, first: int, total: Number, num_replicas: int
+        self, cutter: TokenSteps, order: Order, starts: NDArray[np.int64], first: int, num_replicas: int
     ) -> None:
-        super().__init__(steps.starts(order, epoch_key, first, total))
-        self.steps, self.order, self.epoch_key, self.num_replicas = steps, order, epoch_key, num_replicas
+        super().__init__(starts)
+        self.cutter, self.samples_of, self.num_replicas = cutter, order, num_replicas
         self._rest: tuple[tuple[Any, ...], Batches, list[Segment]] | None = None  # the latest one
-        schedule = steps.schedule
-        self.stages = np.array([schedule.stage(first + step) for step in range(self.n_steps)], np.int64)
-        if steps.drops and not self.n_steps and order.n_samples:
-            raise ValueError(
-                f"tail='drop' must leave a whole step, got an epoch of {total} tokens and steps of "
-                f"{schedule.at(first)}: use tail='split', or a smaller tokens_per_step"
-            )
-        self._short = self.n_steps > 0 and not steps.drops  # the last one may be shorter than the others
+        self.stages = np.array([cutter.schedule.stage(first + step) for step in range(len(starts) - 1)], np.int64)
+        self._short = len(starts) > 1 and not cutter.drops  # the last one may be shorter than the others
 
-    @property
-    def n_steps(self) -> int:
-        """Number of optimizer steps."""
-        return len(self.starts) - 1
-
-    def samples(self, step: int) -> NDArray[Any]:
+    def step_samples(self, step: int) -> NDArray[Any]:
         """Return the samples of a step, in the order of the list."""
-        return self.order.take(self.epoch_key, *self.starts[step : step + 2].tolist())
-
-    def before(self, epoch_key: int) -> NDArray[np.int64]:  # noqa: ARG002  # of one epoch
-        """Return how many batches come before each step."""
-        return self._before
+        return self.samples_of.take(*self.starts[step : step + 2].tolist())
 
     @cached_property
-    def _before(self) -> NDArray[np.int64]:
+    def before(self) -> NDArray[np.int64]:
+        """Number of batches before each step."""
         counts = self.accumulate * self.num_replicas
         if self._short:  # samples that are too few for all ranks are given to some of them once more
             counts[-1] = min(counts[-1], self.starts[-1] - self.starts[-2])
         return np.concatenate([[0], np.cumsum(counts)])
 
-    def plan_group(self, epoch_key: int, group: int) -> Batches:  # noqa: ARG002  # of one epoch
+    def plan_group(self, group: int) -> Batches:
         """Pack a step."""
-        return self.pack(self.samples(group), self.num_replicas, int(self.accumulate[group]))
+        return self.pack(self.step_samples(group), self.num_replicas, int(self.accumulate[group]))
 
     def pack(self, samples: NDArray[Any], num_replicas: int, accumulate: int) -> Batches:
         """Pack samples of a step that are known to fit."""
-        packed = pack_step(self.steps.sized, samples, num_replicas, accumulate)
+        packed = pack_step(self.cutter.sized, samples, num_replicas, accumulate)
         if packed is None:
             raise RuntimeError(f"{len(samples)} samples do not fit into {accumulate} micro-batches of a step")
         return packed
-
-    def begin(self, position: int, segments: Sequence[Segment]) -> tuple[Iterator[Batches], list[Segment]]:
-        """Return the batches of each step from a position on, and the segments of one that is begun, the last open."""
-        step, parts = last_below(self.starts, position), list[Batches]()
-        if position > self.starts[step]:
-            rest, segments = self.rest(step, segments)
-            parts, step = [rest], step + 1
-        whole = (self.group(self.epoch_key, number) for number in range(step, self.n_steps))
-        return chain(parts, whole), list(segments) if parts else []
 
     def rest(self, step: int, segments: Sequence[Segment]) -> tuple[Batches, list[Segment]]:
         """Return the batches that are left of a step of which some samples were delivered, and the segments to go on.
@@ -322,84 +379,47 @@ class StepPlanner(GroupPlanner):
         return self._rest[1:]
 
     def _left_of(self, step: int, segments: Sequence[Segment]) -> tuple[Batches, list[Segment]]:
-        samples, offsets, left = self.samples(step), np.zeros(1, np.int64), 0
+        samples, offsets, left = self.step_samples(step), np.zeros(1, np.int64), 0
         for segment in segments:
             samples, offsets = self.pack(samples[left:], segment.num_replicas, segment.accumulate)
             left = segment.samples
         if segments[-1].num_replicas == self.num_replicas and left in offsets[:: self.num_replicas]:
             return (samples[left:], offsets[offsets >= left] - left), list(segments)
         samples = samples[left:]
-        accumulate = fewest_micro_batches(self.steps.sized, [samples], self.num_replicas)
+        accumulate = fewest_micro_batches(self.cutter.sized, [samples], self.num_replicas)
         return self.pack(samples, self.num_replicas, accumulate), [
             *segments,
             Segment(self.num_replicas, accumulate, 0),
         ]
 
-    def segments(self, position: int, began: int, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the segments of a position inside a step, for an iteration that began at another one with these."""
-        step = last_below(self.starts, position)
-        left = position - int(self.starts[step])
-        if not segments or last_below(self.starts, began) != step:
-            segments = [Segment(self.num_replicas, int(self.accumulate[step]), 0)] if left else []
-        found = []
-        for number, segment in enumerate(segments, 1):
-            taken = left if number == len(segments) else min(left, segment.samples)
-            left -= taken
-            found += [segment._replace(samples=taken)] * (taken > 0)
-        return found
-
-    def checked_segments(self, position: int, given: Any) -> list[Segment]:
-        """Return the segments of a state."""
-        left = position - int(self.starts[last_below(self.starts, position)])
-        if not left:
-            return []
-        try:
-            segments = [Segment(*(checked_int("inside_step", number, 1) for number in segment)) for segment in given]
-        except (TypeError, ValueError):
-            segments = []
-        if sum(segment.samples for segment in segments) != left:
-            raise ValueError(
-                f"state['inside_step'] must tell how the {left} samples were packed that were delivered of an "
-                f"optimizer step, got {shown(given)}: load the state as state_dict() returned it"
-            )
-        return segments
-
-    def micro_batches(self, position: int, segments: Sequence[Segment]) -> NDArray[np.int64]:
-        """Return the micro-batches on each rank of each step that is left from a position on."""
-        step = last_below(self.starts, position)
-        if position == self.starts[step]:
-            return self.accumulate[step:]
-        (_, offsets), _ = self.rest(step, segments)
-        return np.concatenate([[-(-(len(offsets) - 1) // self.num_replicas)], self.accumulate[step + 1 :]])
-
     @cached_property
     def accumulate(self) -> NDArray[np.int64]:
         """Micro-batches of each step on each rank: as many in all whole steps of a stage that have the samples."""
-        found = np.ones(self.n_steps, np.int64)
-        whole, counts = self.n_steps - self._short, np.diff(self.starts)
+        found = np.ones(len(self.stages), np.int64)
+        whole, counts = len(self.stages) - self._short, np.diff(self.starts)
         for stage in np.unique(self.stages[:whole]).tolist():
             of_stage = np.flatnonzero(self.stages[:whole] == stage)
-            found[of_stage] = fewest = max(self._fewest(of_stage), self.steps.accumulate or 1)
+            found[of_stage] = fewest = max(self._fewest(of_stage), self.cutter.accumulate or 1)
             for step in of_stage[counts[of_stage] < self.num_replicas * fewest]:  # of a few large samples
                 found[step] = counts[step] // self.num_replicas
                 if found[step] < (least := self._fewest(np.array([step]))):
                     raise ValueError(
-                        f"tokens_per_step={self.steps.schedule.stages[stage][1]} gives a step of "
+                        f"tokens_per_step={self.cutter.schedule.stages[stage][1]} gives a step of "
                         f"{counted(int(counts[step]), 'sample')}, too few for {counted(least, 'micro-batch')} on each "
                         f"of {counted(self.num_replicas, 'rank')}: raise it, or max_total_size"
                     )
         if self._short:
             fewest = self._fewest(np.array([whole]))
-            found[-1] = max(fewest, min(self.steps.accumulate or 1, counts[-1] // self.num_replicas))
+            found[-1] = max(fewest, min(self.cutter.accumulate or 1, counts[-1] // self.num_replicas))
         return found
 
     def _fewest(self, of_stage: NDArray[np.int64]) -> int:
         """Return the fewest micro-batches that hold each of some steps of a stage."""
-        fewest = fewest_micro_batches(self.steps.sized, map(self.samples, of_stage.tolist()), self.num_replicas)
-        if (given := self.steps.accumulate) is not None and fewest > given:
+        fewest = fewest_micro_batches(self.cutter.sized, map(self.step_samples, of_stage.tolist()), self.num_replicas)
+        if (given := self.cutter.accumulate) is not None and fewest > given:
             raise ValueError(
                 f"accumulate={given} must be at least {fewest} for steps of "
-                f"{self.steps.schedule.stages[self.stages[of_stage[0]]][1]} tokens on "
+                f"{self.cutter.schedule.stages[self.stages[of_stage[0]]][1]} tokens on "
                 f"{counted(self.num_replicas, 'rank')}: raise it or max_total_size, or leave it out"
             )
         return fewest

@@ -1,36 +1,72 @@
-"""Planner options, validated."""
+"""The arguments of batch samplers, validated once: which batches there are, and every refusal."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, warn, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
-from headrace.size_aware_batching.planning.run_record import RunRecord
+from headrace.size_aware_batching.planning.limits import plain_budget
+from headrace.size_aware_batching.planning.run_record import plain
 from headrace.size_aware_batching.planning.shapes import checked_shapes
+from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
+Tail = Literal["split", "pad", "drop"]
 Oversize = Literal["raise", "skip", "own_batch", "split"]
 StreamOversize = Literal["raise", "skip", "own_batch"]  # of elements that have no index
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
-LARGEST_MULTIPLE = 2**31
-# Options that states of older builds lack, and what these builds did. 16, 64, 256 balanced ranks: of 1,000,000
-# lognormal sizes the largest of 64 ranks has 1.022, 1.0006, 1.0007 times the mean work, padded 1.215, 1.006, 1.006.
-ADDED = {"balanced_ranks": 64}
+SORTING: tuple[Strategy, ...] = ("stratified", "packed", "bucketed")
+TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch", "split")
 STREAM_OVERSIZE: tuple[StreamOversize, ...] = ("raise", "skip", "own_batch")
+LARGEST_MULTIPLE = 2**31
+# 16, 64, 256 balanced ranks: of 1,000,000 lognormal sizes the largest of 64 ranks has 1.022, 1.0006, 1.0007 times the
+# mean work, padded 1.215, 1.006, 1.006.
+BALANCED_RANKS = 64
+CHANGEABLE = (  # arguments that a run may change; in the order of the signature
+    "max_total_size",
+    "strategy",
+    "cost",
+    "shuffle",
+    "max_items",
+    "batch_size_multiple",
+    "length_multiple",
+    "shapes",
+    "oversize",
+    "tail",
+    "max_length",
+    "curriculum",
+    "window",
+    "balanced_ranks",
+    "tokens_per_step",
+)
+DATA = "data"  # samples that were appended
+_KEEPS_ORDER = ", which keeps the order of the samples"
+# Arguments that some strategies do not have: their default, the strategies that have them, the end of the error.
+_OF_STRATEGIES: tuple[tuple[str, Any, tuple[Strategy, ...], str], ...] = (
+    ("batch_size_multiple", 1, ("bucketed", "sequential"), ""),
+    ("balanced_ranks", BALANCED_RANKS, SORTING, f"{_KEEPS_ORDER}: leave it out"),
+    ("shapes", None, ("bucketed",), ": in another order any batch may need the longest shape"),
+    ("curriculum", None, SORTING, _KEEPS_ORDER),
+)
+# Arguments that have no meaning beside tokens_per_step, and their defaults.
+_NOT_WITH_TOKENS = {"window": None, "batch_size_multiple": 1, "shapes": None, "balanced_ranks": BALANCED_RANKS}
 
 
-def complete_record(record: RunRecord) -> RunRecord:
-    """Add the options that a record of an older build lacks, in place."""
-    if record.changes and "options" in record.changes[0]:
-        options = record.changes[0]["options"]
-        record.changes[0]["options"] = {**options, **{name: options.get(name, value) for name, value in ADDED.items()}}
-    return record
+def only_between_epochs(name: str, value: object) -> ValueError:
+    """Return the error where an argument of an epoch that has begun allows no change."""
+    return ValueError(
+        f"{name}={shown(value)} allows changes at the beginning of an epoch only: make them behind set_epoch of the "
+        "next one and before its first batch, or resume from a state that was saved there"
+    )
 
 
 def default_cost(strategy: Strategy) -> Literal["sum"]:
-    """Return the cost where none was given; warn where batches are most likely padded."""
+    """Return the cost if none was given; warn if batches are most likely padded."""
     if strategy == "bucketed":
         warn(
             "strategy='bucketed' without cost fills batches by the sum of their sizes, so that padded ones exceed the "
@@ -53,7 +89,7 @@ class Options:
     window: int | None = None
     shapes: int | Sequence[tuple[int, int]] | None = None
     curriculum: int | None = None
-    balanced_ranks: int = 64
+    balanced_ranks: int = BALANCED_RANKS
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum"):
@@ -71,17 +107,25 @@ class Options:
         self._refuse_mismatches()
         if self.shapes is not None:
             self._refuse_shapes()
-        if self.curriculum is not None:
-            self._refuse_curriculum()
+        if self.curriculum is not None and not self.shuffle:
+            raise ValueError(
+                f"curriculum={self.curriculum} goes with shuffle=True, got False: without it every epoch is the same"
+            )
+        for name, default, strategies, why in _OF_STRATEGIES:
+            if (value := getattr(self, name)) != default and self.strategy not in strategies:
+                *others, last = map(repr, strategies)
+                allowed = f"{', '.join(others)} and {last}" if others else last
+                raise ValueError(f"{name}={shown(value)} goes with strategy={allowed}, got {self.strategy!r}{why}")
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The arguments by name, for a fingerprint, with a mark where earlier builds planned other batches."""
-        parts = dict(vars(self))
-        padded = self.strategy == "bucketed" and self.batch_cost.pads and self.shapes is None
-        if padded and self.max_items is not None:  # they padded batches of `max_items` samples up to the budget
-            parts["max_items"] = (self.max_items, "grouped by cost")
-        return parts
+        """The arguments by name, for a fingerprint."""
+        return {field.name: getattr(self, field.name) for field in fields(Options)}
+
+    @property
+    def sorts(self) -> bool:
+        """Whether samples are sorted by size, so that every epoch has as many batches."""
+        return self.shuffle and self.strategy != "sequential"
 
     @property
     def batch_cost(self) -> Cost:
@@ -100,16 +144,6 @@ class Options:
             raise ValueError(
                 f"length_multiple must be 1 with cost={cost.name!r}, got {self.length_multiple}: it has no padding"
             )
-        if self.batch_size_multiple > 1 and self.strategy in ("stratified", "packed"):
-            raise ValueError(
-                f"batch_size_multiple={self.batch_size_multiple} goes with strategy='bucketed' and 'sequential', "
-                f"got {self.strategy!r}"
-            )
-        if self.balanced_ranks != ADDED["balanced_ranks"] and self.strategy == "sequential":
-            raise ValueError(
-                f"balanced_ranks={self.balanced_ranks} goes with strategy='stratified', 'packed' and 'bucketed', got "
-                "'sequential', which keeps the order of the samples: leave it out"
-            )
         if self.max_items is not None and self.max_items < self.batch_size_multiple:
             raise ValueError(
                 f"max_items={self.max_items} is less than batch_size_multiple={self.batch_size_multiple}: "
@@ -123,24 +157,67 @@ class Options:
                 f"{given} cost='padded' or a function, got {self.cost!r}: batches that are not padded have no shape of "
                 "count and length"
             )
-        if self.strategy != "bucketed":
-            raise ValueError(
-                f"{given} strategy='bucketed', got {self.strategy!r}: in another order any batch may need the longest "
-                "shape"
-            )
         if self.oversize == "own_batch":
             raise ValueError(
                 f"{given} oversize='raise', 'skip' and 'split', got 'own_batch': each of those batches has a shape of "
                 "its own"
             )
 
-    def _refuse_curriculum(self) -> None:
-        if self.strategy == "sequential":
+
+@dataclass(frozen=True)
+class SamplerOptions(Options):
+    """The arguments of a batch sampler that decide which batches there are.
+
+    ``max_length`` is as it was given; its columns are known with the sizes.
+    """
+
+    max_total_size: Any = None
+    tail: Tail = "split"
+    max_length: Any = None
+    tokens_per_step: Any = None
+    accumulate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cost is None:
+            object.__setattr__(self, "cost", default_cost(self.strategy))
+        super().__post_init__()
+        one_of("tail", self.tail, TAILS)
+        object.__setattr__(self, "accumulate", whole_number("accumulate", self.accumulate))
+        if self.tokens_per_step is not None:
+            object.__setattr__(self, "tokens_per_step", TokenSchedule.of(self.tokens_per_step).value)
+            self._refuse_beside_tokens()
+        elif self.accumulate is not None:
+            raise ValueError(f"accumulate={self.accumulate} goes with tokens_per_step: give both, or neither")
+        object.__setattr__(self, "max_total_size", plain_budget(self.max_total_size))
+
+    @cached_property
+    def schedule(self) -> TokenSchedule | None:
+        """Tokens of each optimizer step."""
+        return None if self.tokens_per_step is None else TokenSchedule.of(self.tokens_per_step)
+
+    def recorded(self, max_length: Any) -> dict[str, Any]:
+        """Return the arguments that may change, in JSON; a function is recorded as such."""
+        own = {**vars(self), "max_length": max_length}
+        return {name: plain("a function" if callable(own[name]) else own[name]) for name in CHANGEABLE}
+
+    def changed(self, recorded: Mapping[str, Any]) -> SamplerOptions:
+        """Return the arguments with others that a record has."""
+        return replace(self, **recorded)
+
+    def _refuse_beside_tokens(self) -> None:
+        """Refuse options that have no meaning if optimizer steps are packed by their tokens."""
+        allowed = "stratified" if self.batch_cost.name == "sum" else "bucketed"
+        if self.strategy != allowed:
+            kind = "cost='sum'" if allowed == "stratified" else "padded batches"
+            cure = ", or cost='padded'" if self.strategy == "bucketed" else ""
             raise ValueError(
-                f"curriculum={self.curriculum} goes with strategy='stratified', 'packed' and 'bucketed', got "
-                "'sequential', which keeps the order of the samples"
+                f"strategy must be {allowed!r} for {kind} with tokens_per_step{cure}, got {self.strategy!r}: the "
+                "samples of a step come in the order of the list, and are packed for all ranks together"
             )
-        if not self.shuffle:
-            raise ValueError(
-                f"curriculum={self.curriculum} goes with shuffle=True, got False: without it every epoch is the same"
-            )
+        if self.tail == "pad":
+            raise ValueError("tail must be 'split' or 'drop' with tokens_per_step, got 'pad': a step has no repeats")
+        for name, default in _NOT_WITH_TOKENS.items():
+            if (value := getattr(self, name)) != default:
+                raise ValueError(
+                    f"{name} must be {default} with tokens_per_step, whose steps are packed as a unit, got {value}"
+                )

@@ -28,8 +28,7 @@ from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_ag
 from headrace.webdatamodule.loading.run_record import RECORD, RunRecord
 from headrace.webdatamodule.loading.state_dict import check_state
 
-VERSION = 2
-OLDER = (1,)  # states without a record of the run
+VERSION = 3
 CHANGEABLE = ("batch_size", "drop_last", "shuffle")  # arguments that a run may change
 DATA = "data"  # samples that were appended
 _AHEAD = 2**14  # places of the order that are worked out together
@@ -151,7 +150,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         """Number of batches in the whole epoch on each rank."""
         stretches, world = self._of_epoch(self.epoch), self._ranks.world_size()
         if stretches[-1].position > 0:
-            return self._record.step - self._record.starts[self.epoch] + self.remaining
+            return self._record.step - (self._record.start_of(self.epoch) or 0) + self.remaining
         return stretches[0].steps(0, world)
 
     @property
@@ -213,7 +212,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
         """Choose the epoch to iterate over next; a loaded position applies only to its own epoch."""
         if self._cursor.choose(checked_int("epoch", epoch, 0)):
             self._set_inner_epoch(epoch)
-            if epoch < len(self._record.starts):  # back again: the record forgets what came behind
+            if (
+                self._record.starts and epoch <= self._record.starts[-1][0]
+            ):  # back again: the record forgets what came behind
                 self._record.begin(epoch, 0, self._settings())
                 self._stretches = None
 
@@ -255,8 +256,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         """
         accept = _checked_names(accept)
         own = {"version": VERSION, "seed": self.seed}
-        optional = ("fingerprint", *(f"{name}?" for name in RECORD))
-        check_state(state, type(self).__name__, own, ("epoch", "position"), optional, OLDER)
+        optional = ("fingerprint", *RECORD)
+        check_state(state, type(self).__name__, own, ("epoch", "position"), optional)
         record, before, loaded = RunRecord.of(state), self._reweights, False
         try:  # a fingerprint is that of the weights there were
             self._set_reweights(record.settings(state["epoch"], state["position"])["reweight"])
@@ -275,12 +276,8 @@ class DistributedBatchSampler(Sampler[list[int]]):
         before, excluded = self._record, self._excluded
         self._set_inner_epoch(epoch)
         try:
-            if record.changes:
-                excluded_then = held["exclude"]
-            else:  # of a release without records: the run begins here
-                excluded_then, record.starts = excluded, [0] * (epoch + 1)
-            self._set_record(record, excluded_then)
-            if accepted or not record.changes:
+            self._set_record(record, held["exclude"])
+            if accepted:
                 record.note(epoch, position, self._settings())
             stretches = self._stretched(epoch)
             if position > (end := stretches[-1].end):
@@ -301,7 +298,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         if state["fingerprint"] == own["fingerprint"]:
             return False
         then, grown = held["options"], held["n"] < self.n_samples
-        if state.get("run"):
+        if state["run"]:
             changed = {name: value for name, value in then.items() if value != self._options[name]}
             changed |= {DATA: held["n"]} if grown else {}
         accepted = {name: value for name, value in changed.items() if name in accept}
@@ -315,7 +312,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 )
             return True
         try:
-            check_state(state, type(self).__name__, own, ("epoch", "position"), [f"{name}?" for name in RECORD], OLDER)
+            check_state(state, type(self).__name__, own, ("epoch", "position"), RECORD)
         except ValueError as error:
             own_values = {**self._options, DATA: f"{self.n_samples} samples"}
             differs = ", ".join(f"{name} ({value}, here {own_values[name]})" for name, value in changed.items())
@@ -495,7 +492,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         number = checked_int("number", number, 0)
         world = self._ranks.world_size() if num_replicas is None else checked_int("num_replicas", num_replicas, 1)
         record = self._record
-        if record.starts and record.starts[0] <= number < record.step:
+        if record.first_step <= number < record.step:
             epoch = record.epoch_of(number)
             stretches, parts = self._of_epoch(epoch), record.parts(epoch)
             part = [part for part in parts if part.step <= number][-1]
@@ -659,7 +656,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     def _stretched(self, epoch: int) -> list[_Stretch]:
         """Work out the stretches of an epoch: after a change all that was not delivered, and what is new."""
-        if epoch >= len(self._record.starts):
+        if self._record.start_of(epoch) is None:
             return [self._first(epoch, self._settings())]
         first, *later = self._record.parts(epoch)
         stretches, held = [self._first(epoch, self._in_full(first.settings))], self._in_full(first.settings)

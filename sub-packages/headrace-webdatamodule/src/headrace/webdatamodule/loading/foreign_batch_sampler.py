@@ -131,10 +131,16 @@ def at_beginning(state: Mapping[str, Any], epoch: int, position: int = 0) -> dic
     if not position:
         last = {name: value for name, value in run[-1].items() if name != "skip"} if run else {}
         run = [*run[:-1], last] if (last.get("epoch"), last.get("position")) == (epoch, 0) else run
-    step = starts[epoch] if epoch < len(starts) else state["step"]
+    step = next((first for begun, first in starts if begun >= epoch), state["step"])
     if lacking := _lacking(state["run"], run):
         run.append({"epoch": epoch, "position": position, "step": step, "reweight": lacking})
-    return {**state, "position": position, "step": step, "starts": starts[: epoch + 1], "run": tuple(run)}
+    return {
+        **state,
+        "position": position,
+        "step": step,
+        "starts": [start for start in starts if start[0] <= epoch],
+        "run": tuple(run),
+    }
 
 
 def _reweights(run: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -5,9 +5,11 @@ The packages of headrace do not import one another, so two of them have this fil
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from copy import deepcopy
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 Change = dict[str, Any]
@@ -54,7 +56,7 @@ class RunRecord:
 
     def __init__(self) -> None:
         self.step = 0  # that comes next
-        self.starts: list[int] = []  # the step at which each epoch began
+        self.starts: list[list[int]] = []  # of each epoch that began: the epoch, and its first step
         self.changes: list[Change] = []
         self.place = 0, 0  # epoch and position where an iteration began last
 
@@ -72,22 +74,24 @@ class RunRecord:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> RunRecord:
-        """Return the record of a state; that of a run which begins there, of a state that has none.
+        """Return the record of a state.
 
         Raises:
             ValueError: If it was changed.
         """
         record, place = cls(), (state["epoch"], state["position"])
         record.place = place
-        if not any(name in state for name in RECORD):
-            return record
         step: Any = state.get("step")
         starts, changes = state.get("starts"), state.get("run")
-        if not (_whole(step) and isinstance(starts, list | tuple) and isinstance(changes, list | tuple)):
+        if not (_whole(step) and isinstance(starts, list | tuple) and isinstance(changes, list | tuple) and changes):
             raise ValueError("state must have step, starts and run as state_dict() returned them: it was changed")
-        ascending = [*starts, step]
-        if not all(map(_whole, ascending)) or ascending != sorted(ascending) or len(starts) > place[0] + 1:
-            raise ValueError("state['starts'] must be ascending steps, one for each epoch: it was changed")
+        if not all(isinstance(one, list | tuple) and len(one) == 2 and all(map(_whole, one)) for one in starts) or any(
+            epoch >= later or first > next_first
+            for (epoch, first), (later, next_first) in pairwise([*starts, [place[0] + 1, step]])
+        ):
+            raise ValueError(
+                "state['starts'] must be pairs of an epoch and its first step, both ascending: it was changed"
+            )
         before: tuple[Any, ...] = (0, 0, 0)
         for change in changes:
             now = tuple(change.get(name) for name in _PLACE) if isinstance(change, Mapping) else ()
@@ -98,7 +102,8 @@ class RunRecord:
                     "state['run'] must hold numbers, options, weights and samples that are left out: it was changed"
                 )
             before = now
-        record.step, record.starts, record.changes = step, list(starts), [dict(change) for change in changes]
+        record.step, record.starts = step, [list(start) for start in starts]
+        record.changes = [dict(change) for change in changes]
         return record
 
     def at(self, epoch: int, position: int, steps: int) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class RunRecord:
 
     def _as_state(self, step: int, changes: list[Change]) -> dict[str, Any]:
         # A tuple, as torch.distributed.checkpoint takes a list of dicts apart and loads only as many as there are now.
-        return {"step": step, "starts": list(self.starts), "run": tuple(changes)}
+        return {"step": step, "starts": [list(start) for start in self.starts], "run": tuple(changes)}
 
     def settings(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what holds from a place on: all changes up to there, in one."""
@@ -123,13 +128,17 @@ class RunRecord:
         """Note that an iteration begins at a place, with these settings; return whether the run goes back for it."""
         if back := self._is_behind(epoch, position):
             self._go_back(epoch, position)
-        self.starts += [self.step] * (epoch + 1 - len(self.starts))
+        if self.start_of(epoch) is None:
+            self.starts.append([epoch, self.step])
         self.place = epoch, position
         self.note(epoch, position, settings)
         return back
 
-    def note(self, epoch: int, position: int, settings: Mapping[str, Any], skip: int = 0) -> None:
-        """Note from which place on which settings hold; nothing if they held before, and nothing is skipped."""
+    def note(self, epoch: int, position: int, settings: Mapping[str, Any], skip: int = 0) -> bool:
+        """Note from which place on which settings hold; return whether the rest of the epoch is planned anew for it.
+
+        Nothing is noted if they held before, and nothing is skipped.
+        """
         held = self.settings(epoch, position)
         new = {
             name: value
@@ -147,19 +156,21 @@ class RunRecord:
         if skip:
             new["skip"] = skip
         if not new:
-            return
+            return False
         last = self.changes[-1] if self.changes else None
         if last is not None and (last["epoch"], last["position"]) == (epoch, position) and "skip" not in last:
             self.changes[-1] = {**last, **_folded(last, new), **({"skip": skip} if skip else {})}
         else:
             self.changes.append({"epoch": epoch, "position": position, "step": self.step, **new})
+        return self.replans(self.changes[-1])
 
     def parts(self, epoch: int) -> list[Part]:
         """Return the parts of an epoch that has begun, in their order."""
         held = self.settings(epoch, 0)
         own = [change for change in self.changes if change["epoch"] == epoch]
         first = own[0] if own and own[0]["position"] == 0 else None
-        parts = [Part(self.starts[epoch], (first or {}).get("skip", 0), held, first)]
+        start = self.starts[bisect_left(self.starts, epoch, key=itemgetter(0))][1]
+        parts = [Part(start, (first or {}).get("skip", 0), held, first)]
         for change in own:
             if change["position"] > 0:
                 held = _folded(held, change)
@@ -170,27 +181,54 @@ class RunRecord:
         """Return whether a change makes another list of batches from there on; where the record begins, none does."""
         return change is not self.changes[0] and not change.keys().isdisjoint(("n", "options", "exclude", "reweight"))
 
+    @property
+    def first_step(self) -> int:
+        """The first step that is recorded."""
+        return self.starts[0][1] if self.starts else self.step
+
+    def start_of(self, epoch: int) -> int | None:
+        """Return the first step of an epoch; None if it has not begun."""
+        at = bisect_left(self.starts, epoch, key=itemgetter(0))
+        return self.starts[at][1] if at < len(self.starts) and self.starts[at][0] == epoch else None
+
     def epoch_of(self, step: int) -> int:
         """Return the epoch that a step before the present one is in."""
-        return bisect_right(self.starts, step) - 1
+        return self.starts[bisect_right(self.starts, step, key=itemgetter(1)) - 1][0]
+
+    def first_world(self, epoch: int | None = None, position: int = 0) -> int | None:
+        """Return the number of ranks with which the run began; None if it has not, or begins at that place.
+
+        >>> record = RunRecord()
+        >>> record.begin(0, 0, {"world": 8}), record.first_world(0, 640), record.first_world(0, 0)
+        (False, 8, None)
+        """
+        if (epoch, position) == (0, 0):
+            return None
+        worlds = (
+            change["world"]
+            for change in self.changes
+            if "world" in change and (epoch is None or (change["epoch"], change["position"]) <= (epoch, position))
+        )
+        return next(worlds, None)
 
     def _is_behind(self, epoch: int, position: int) -> bool:
         """Return whether the run was at a later place already."""
-        again = position == 0 and epoch == len(self.starts) - 1 and self.step > self.starts[-1]
-        return again or (epoch, position) < self.place or epoch < len(self.starts) - 1
+        last, first_step = self.starts[-1] if self.starts else (-1, self.step)
+        again = position == 0 and epoch == last and self.step > first_step
+        return again or (epoch, position) < self.place or epoch < last
 
     def _go_back(self, epoch: int, position: int) -> None:
         """Forget what came behind a place; what was excluded behind it is noted anew by who excludes it."""
         self.changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
         if position == 0:
-            self.step = self.starts[epoch] if epoch < len(self.starts) else self.step
+            self.step = next((step for begun, step in self.starts if begun >= epoch), self.step)
             self.changes = [
                 {name: value for name, value in change.items() if name != "skip"}
                 if (change["epoch"], change["position"]) == (epoch, 0)
                 else change
                 for change in self.changes
             ]
-        del self.starts[epoch + 1 :]
+        self.starts = [start for start in self.starts if start[0] <= epoch]
 
 
 def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,11 @@ def check_state(
     own: Mapping[str, Any],
     counts: Sequence[str],
     more: Sequence[str] = (),
-    older: Sequence[int] = (),
 ) -> None:
     """Refuse a state of something else, or one that was damaged.
 
     `own` has its owner's "version", and other values that may not differ; `counts` are fields that are numbers, `more`
-    are others, of which one that ends with "?" may be absent; `older` are versions that are read, too.
+    are others, of which one that ends with "?" may be absent.
     """
     fields = [*own, *(name for name in more if not name.endswith("?")), *counts]
     expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
@@ -42,8 +41,8 @@ def check_state(
         if type(state[name]) is not int or not 0 <= state[name] < LARGEST:
             message = f"state[{name!r}] must be an int from 0 to 2**62, got {state[name]!r}"
             raise ValueError(f"{kind}: {message}: the checkpoint was damaged or changed; take another one")
-    if state["version"] not in (reads := (*older, own["version"])):
-        versions = f"checkpoint has version={state['version']}, this release reads {' and '.join(map(str, reads))}"
+    if state["version"] != own["version"]:
+        versions = f"checkpoint has version={state['version']}, this release reads {own['version']}"
         cure = "it was saved by another version of headrace; resume with that one, or start without the checkpoint"
         raise ValueError(f"{kind}: {versions}: {cure}")
     for name, value in own.items():

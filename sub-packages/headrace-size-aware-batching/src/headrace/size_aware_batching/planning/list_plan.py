@@ -1,0 +1,193 @@
+"""The plan of an epoch that is one list of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.size_aware_batching.planning.batch_list import BatchList
+from headrace.size_aware_batching.planning.distribution import Dealt, distribute_steps, last_known, n_steps
+from headrace.size_aware_batching.planning.epoch_plan import NO_LIMIT, Place, Steps
+from headrace.size_aware_batching.planning.last_step import balance_evenly
+from headrace.size_aware_batching.planning.options import Tail
+from headrace.size_aware_batching.planning.pieces import Pieces
+from headrace.size_aware_batching.planning.prepared import PreparedSizes
+
+
+@dataclass(frozen=True, eq=False)
+class ListPlan:
+    """The plan of a list of batches.
+
+    Args:
+        batch_list: The batches.
+        sized: The sizes that the list was made from; the last steps are balanced by them.
+        pieces: The pieces of long samples.
+        tail: Policy for the last batches.
+        keeps_order: Whether the last steps leave their samples in order.
+        ordered: Whether a user's sampler gave the order.
+        start: Position where the list begins.
+        retired: Samples that came before in the epoch, shape ``[n]``; None if there are none.
+        reweights: Changes of a mixture's weights that the list was made with.
+        notice: A warning at the first steps, for one rank.
+    """
+
+    batch_list: BatchList
+    sized: PreparedSizes
+    pieces: Pieces | None
+    tail: Tail
+    keeps_order: bool
+    ordered: bool
+    start: int = 0
+    retired: NDArray[np.bool_] | None = None
+    reweights: Sequence[Any] = ()
+    notice: str = ""
+
+    @property
+    def end(self) -> int:
+        """The position where the list ends."""
+        return self.start + self.batch_list.n_samples
+
+    def _inside(self, position: int) -> int:
+        return max(0, position - self.start)
+
+    def steps(self, place: Place, world: int, keep_order: bool) -> Iterator[Steps]:
+        """Yield the steps from a place on."""
+        balance = None if keep_order or self.keeps_order else partial(balance_evenly, self.sized)
+        batches = self.batch_list.batches(self._inside(place.position))
+        dealt = distribute_steps(batches, world, self.tail, balance)
+        yield from as_steps(self, dealt, place.position, world, self.tail, notice=self.notice)
+
+    def n_steps(self, place: Place, world: int, most: int = NO_LIMIT) -> int:
+        """Return the number of steps from a place on."""
+        return min(most, n_steps(self.batch_list.count(self._inside(place.position)), world, self.tail))
+
+    def seek(self, place: Place, world: int, steps: int) -> tuple[int, Place]:
+        """Return the last step, up to ``steps`` steps behind a place, that is known without planning; and its place.
+
+        The steps before it hold whole batches of the list. Near the end of an epoch, where batches are split, it is
+        an earlier one.
+        """
+        batches, position = self.batch_list, self._inside(place.position)
+        left = batches.count(position)
+        before = batches.count() - left
+        if batches.position_of(before) != position:  # inside a batch: other ranks stopped there
+            return 0, place
+        steps, back = min(steps, left // world), 1
+        while steps > 0:
+            reached = batches.position_of(before + steps * world)
+            spare = (batches.n_samples - reached) - (left - steps * world)
+            if self.tail != "split" or spare >= world - 1:
+                return steps, Place(self.start + reached)
+            steps, back = steps - back, 2 * back
+        return 0, place
+
+    def place(self, position: int, _began: Place, _world: int) -> Place:
+        """Return the place of a position."""
+        return Place(position)
+
+    def loaded_place(self, state: Mapping[str, Any]) -> Place:
+        """Return the place of a state."""
+        return Place(state["position"])
+
+    def batches(self, _world: int) -> BatchList:
+        """Return the list."""
+        return self.batch_list
+
+    optimizer_steps = None  # a step is one batch on each rank
+
+    def refuse_rest(self) -> None:
+        """Any part of the list may be planned anew."""
+
+    def refuse_empty(self, world: int) -> None:
+        """Refuse a number of ranks that leaves them no batch."""
+        n_batches = self.batch_list.count() if self.tail == "drop" else 0
+        if 0 < n_batches < world:
+            refuse_empty(world, f"{n_batches} batches")
+
+    def keys(self, samples: NDArray[Any]) -> list[Any]:
+        """Return what batches hold: ints, or pieces of long samples."""
+        if self.pieces is not None:
+            return self.pieces.keys(samples)
+        keys: list[int] = samples.tolist()
+        return keys
+
+    def delivered(self, start: int, stop: int) -> NDArray[Any]:
+        """Return the samples of the dataset between two positions."""
+        samples = self.batch_list.samples(stop - self.start)[start - self.start :]
+        return samples if self.pieces is None else self.pieces.samples[samples]
+
+    def retired_at(self, position: int, n: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the samples of the list before a position, and which of n samples came before it in the epoch."""
+        delivered = self.batch_list.samples(position - self.start)
+        retired = np.zeros(n, bool)
+        if self.retired is not None:
+            retired[: len(self.retired)] = self.retired
+        retired[delivered] = True
+        return delivered, retired
+
+    def first_unread(self, position: int) -> int:
+        """Return the first draw of a user's order that nothing before a position has read."""
+        return self.batch_list.first_unread(position - self.start)
+
+    def position_of_draw(self, draw: int) -> int:
+        """Return the first position that may hold a draw of a user's order, or a later one."""
+        return self.start + self.batch_list.position_of_draw(draw)
+
+
+class _Numbered(Protocol):
+    """A plan, as `as_steps` reads it."""
+
+    @property
+    def end(self) -> int: ...
+    @property
+    def ordered(self) -> bool: ...
+    def keys(self, samples: NDArray[Any], /) -> list[Any]: ...
+
+
+def as_steps(
+    plan: _Numbered,
+    dealt_steps: Iterator[Dealt],
+    position: int,
+    world: int,
+    tail: Tail,
+    *,
+    position_behind: Callable[[int], int] | None = None,
+    notice: str = "",
+) -> Iterator[Steps]:
+    """Yield what was distributed to the ranks from a position on, with the position behind each batch.
+
+    ``position_behind`` returns it from the number of samples, if positions also count others. ``notice`` is a warning
+    for one rank.
+    """
+    for dealt, is_last in last_known(dealt_steps) if tail == "drop" else ((dealt, False) for dealt in dealt_steps):
+        offsets, n_own = dealt.offsets, len(dealt.offsets) - 1 - dealt.repeated
+        ends = position + offsets[np.minimum(np.arange(1, len(offsets)), n_own)]
+        if position_behind is not None:
+            ends = np.array([position_behind(end) for end in ends.tolist()], np.int64)
+        if is_last:
+            ends[-1] = plan.end  # dropped samples count as delivered
+        repeats = ""
+        if dealt.repeated and tail == "split":
+            again = plan.keys(dealt.indices[offsets[n_own] :])
+            repeats = (
+                f"tail='split': the last batches hold too few samples for one on each of {world} ranks; "
+                f"{dealt.repeated} ranks repeat samples {again[:10]}{' ...' if len(again) > 10 else ''}"
+            )
+        yield Steps(dealt.indices, offsets, ends, dealt.draws(position) if plan.ordered else None, repeats, notice)
+        position, notice = position + int(offsets[n_own]), ""
+    if notice:  # no batch is left
+        nothing = np.zeros(0, np.int64)
+        yield Steps(nothing, np.zeros(1, np.int64), nothing, notice_once=notice)
+
+
+def refuse_empty(world: int, got: str) -> None:
+    """Refuse an epoch of which ``tail="drop"`` leaves nothing."""
+    raise ValueError(
+        f"tail='drop' must leave each of {world} ranks at least one batch, got {got}: use tail='split' or 'pad', fewer "
+        "ranks, or a smaller budget"
+    )

@@ -1,0 +1,170 @@
+"""What is compared when a state is loaded, and how a state that differs is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from numbers import Real
+from typing import Any, Protocol
+
+from headrace.size_aware_batching._validation import checked_epoch, checked_int, shortlist, shown
+from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
+from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA
+from headrace.size_aware_batching.planning.run_record import RECORD
+
+STATE = ("version", "seed", "epoch", "position", "fingerprint")
+_CURES = {
+    "version": "it comes from another version of headrace or another class",
+    "seed": "construct the sampler with seed={seed}, or start a new run",
+}
+# What the fingerprint of a mixture covers, as it says itself, and the usual cause of another one.
+_OF_A_MIXTURE = "its data, weights, semantics, sizes, epoch_length, drop_last or an earlier part of its schedule"
+_REWEIGHTED = (
+    "; the state holds a reweight of its run at draw {draw:,} and applies it by itself: construct the mixture with "
+    "the weights of the run's beginning"
+)
+
+
+class StateMismatchError(ValueError):
+    """A state of other settings.
+
+    Attributes:
+        differences: Names of the arguments that differ.
+        acceptable: What ``accept=`` has to name to resume; empty if that is not possible.
+    """
+
+    def __init__(self, message: str, differences: Sequence[str], acceptable: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.differences, self.acceptable = tuple(differences), frozenset(acceptable)
+
+
+def checked_state(state: Any, name: str, version: int, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a state with plain ints; refuse what is none, or one of another version or seed.
+
+    Args:
+        state: As a user gives it.
+        name: Class of the sampler.
+        version: Of its states.
+        seed: Of the sampler.
+        more: Keys that its states have beside the usual ones.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a dict that state_dict() returned, got {type(state).__name__}")
+    keys = (*STATE, *more)
+    if not set(state) >= set(keys):
+        present = shortlist(list(map(str, islice(state, 10))), len(state))
+        raise ValueError(
+            f"state must be one of {name}.state_dict(), a dict of {', '.join(keys)}, got a dict with the keys {present}"
+        )
+    for key, own in (("version", version), ("seed", seed)):
+        if state[key] != own:
+            cure = _CURES[key].format(seed=shown(state["seed"]))
+            raise ValueError(f"state[{key!r}] must be {own!r} for this sampler, got {shown(state[key])}: {cure}")
+    if not set(state) >= set(RECORD):
+        raise ValueError("state must have step, starts and run as state_dict() returned them: it was changed")
+    position = checked_int("position", state["position"], end=2**62)
+    return {**state, "epoch": checked_epoch(state["epoch"]), "position": position}
+
+
+class _Compared(Protocol):
+    """A planner, as `accepts` reads it."""
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+    @property
+    def has_cost_function(self) -> bool: ...
+    @property
+    def is_mixture(self) -> bool: ...
+    def at(self, settings: Mapping[str, Any], /) -> _Compared: ...
+    def parts(self, order: str | None = None) -> dict[str, Any]: ...
+    def fingerprint_at(self, epoch: int, /) -> str: ...
+
+
+def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]) -> bool:
+    """Return whether a state is of other settings that are accepted; refuse those that are not.
+
+    Args:
+        planner: With the weights that the state holds.
+        state: Of this version and seed.
+        recorded: The settings that the state holds.
+        accept: Names of arguments, and ``"data"``.
+
+    Raises:
+        StateMismatchError: If the state differs in what is not accepted.
+    """
+    epoch, other, own = state["epoch"], state["fingerprint"], planner.fingerprint_at(state["epoch"])
+    if other == own:
+        return False
+    parts, settings = planner.parts(), planner.settings
+    if not has_parts(parts, other):
+        raise ValueError(
+            "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got that of another "
+            "class or version of headrace: load it where it was saved"
+        )
+    n, options = settings["n"], recorded["options"]
+    n_recorded = recorded.get("n", n)
+
+    def with_recorded(names: Collection[str]) -> _Compared:
+        """Return the planner with some of the state's arguments, and its number of samples."""
+        changed = {name: value for name, value in options.items() if name in names}
+        return planner.at({**settings, "options": {**settings["options"], **changed}, "n": n_recorded})
+
+    if accept and (DATA in accept or n_recorded == n) and n_recorded <= n:
+        accepted = with_recorded(accept)
+        if (own := accepted.fingerprint_at(epoch)) == other:
+            return True
+        parts = accepted.parts()
+    names = differing(parts, own, other)
+    # A function is compared by what it allows at these sizes within the budget.
+    other_function = "cost" in names and "sizes" not in names and planner.has_cost_function
+    if other_function:
+        same = with_recorded([name for name in CHANGEABLE if name != "cost"])
+        if not (other_function := "cost" in differing(same.parts(), same.fingerprint_at(epoch), other)):
+            names.remove("cost")
+    acceptable = {*names} if {*names} <= {*CHANGEABLE} and not other_function else set[str]()
+    if names == ["sizes"] and n_recorded < n:
+        acceptable = {DATA}
+    details = {name: _short(parts[name]) for name in names if name not in ("sampler", "sizes")}
+    if "sizes" in names and "n" in recorded:
+        count = f"{n_recorded:,} samples, here {n:,}"
+        details["sizes"] = "others, or in another order" if n_recorded == n else count
+    if "sampler" in names and planner.is_mixture:
+        details["sampler"] = _OF_A_MIXTURE
+    if other_function:
+        details["cost"] = "another function, which cannot be accepted: give that of the run"
+    saved = {name: options[name] for name in names if name in options}
+    saved = {name: value for name, value in saved.items() if value is None or isinstance(value, Real)}
+    cure = f" ({', '.join(f'{name}={value!r}' for name, value in saved.items())})" if saved else ""
+    cure += f", go on with accept={shown(sorted({*accept, *acceptable}))}" if acceptable else ""
+    cure += ", or start a new run"
+    if _OF_A_MIXTURE in details.values() and recorded["reweight"]:
+        cure += _REWEIGHTED.format(draw=recorded["reweight"][-1][0])
+    raise StateMismatchError(
+        "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got one that differs in "
+        f"{_listed(names, details)}: construct the sampler as in the run that saved it{cure}",
+        names,
+        acceptable,
+    )
+
+
+def refuse_other_settings(parts: Mapping[str, Any], own: str, other: str) -> None:
+    """Refuse a state of a sampler whose settings cannot change, if it is of others."""
+    if other == own:
+        return
+    message = "state['fingerprint'] must be that of the same shards, budget and options, got "
+    if not has_parts(parts, other):
+        raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
+    names = differing(parts, own, other)
+    raise StateMismatchError(
+        f"{message}one that differs in {_listed(names, {name: _short(parts[name]) for name in names})}: construct the "
+        "sampler as in the run that saved it, or start a new run",
+        names,
+    )
+
+
+def _short(value: Any) -> str:
+    return f"here {shown(value)}" if value is None or isinstance(value, str | Real) else ""
+
+
+def _listed(names: Sequence[str], details: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({details[name]})" if details.get(name) else name for name in names)
