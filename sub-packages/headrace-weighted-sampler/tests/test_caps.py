@@ -91,6 +91,30 @@ def test_caps_and_schedules_work_together(per: Per) -> None:
     assert "books leaves after its last pass, at position" in str(sampler.report())
 
 
+@pytest.mark.timeout(30)  # the windows up to there would take minutes
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"web": 1, "books": 1e-9, "code": 0},
+        {"web": 1, "books": 1e-9, "code": 3e-9},
+        {"web": 1, "books": 3e-5, "code": 1e-9},
+    ],
+)
+def test_a_source_of_tiny_weight_is_found_leaving_at_once(weights: Any) -> None:
+    last = min((name for name in ("books", "code") if weights[name]), key=weights.__getitem__)
+    sampler = capped("token", {last: 1}, weights)
+    [(name, position)] = sampler.report().leaving
+    assert name == last
+    assert position > 10**9
+    epoch, place = divmod(position - 1, 1000)
+    sampler.set_epoch(epoch)
+    begin, end = {"books": (3000, 3100), "code": (3100, 3500)}[last]
+    assert begin <= sampler.take(place, place + 1)[0] < end
+    uncapped = capped("token", None, weights)
+    draws = uncapped._order.mixture.counts_at(0, position)
+    assert draws[["web", "books", "code"].index(last)] == end - begin
+
+
 def test_a_cap_by_range_and_by_position() -> None:
     by_range = WeightedDistributedSampler(
         DATA, {(0, 3000): 1, (3000, 3100): 2}, semantics="proportion", max_passes={(3000, 3100): 2}

@@ -283,6 +283,26 @@ def test_sizes_that_cannot_be_summed_exactly_are_refused() -> None:
         Mixed([1, 1], [np.array([2**33]), np.array([1])])
 
 
+@pytest.mark.timeout(60)  # the first draw would take minutes, and gigabytes
+def test_one_sample_of_millions_of_others_is_refused_with_the_figure() -> None:
+    sizes = np.full(20_000, 100)
+    sizes[7] = 2**32
+    data = NamedConcatDataset({"web": range(10_000), "books": range(10_000)})
+
+    def of(**options: Any) -> WeightedDistributedSampler:
+        return WeightedDistributedSampler(data, {"web": 1, "books": 1}, per="token", sizes=sizes, **options)
+
+    says = r"^sizes: the longest sample must have at most 131,072 times .* of a mean draw .*, got 21,479,835 times: cut"
+    with pytest.raises(ValueError, match=says):
+        of()
+    later: Any = {"schedule": [(10, {"web": 1, "books": 1})]}
+    with pytest.raises(ValueError, match=says):
+        WeightedDistributedSampler(data, {"web": 0, "books": 1}, per="token", sizes=sizes, **later)
+    assert of(stopping="drop_exhausted").epoch_length == 20_000, "shares by the mean sizes need no sums"
+    sizes[7] = 2**22
+    assert len(of().take(0, 9)) == 9
+
+
 def test_the_sizes_belong_to_the_state() -> None:
     one = Mixed([1, 1], [np.array([3, 4]), np.array([1])])
     two = Mixed([1, 1], [np.array([4, 3]), np.array([1])])

@@ -34,6 +34,8 @@ _WINDOW = 2**13  # draws that are merged at a time, on average
 _WINDOW_PER_SOURCE = 2**9  # with many sources, larger windows
 _MAX_WINDOWS = 4
 _WALKED = 2**16  # draws that a report looks at in one step
+_LONGEST = 8  # samples of the longest kind that fit a window, at least
+_MAX_UNEVEN = 2**17  # a longest sample in mean draws: a window then has a million draws, and takes a second or two
 _MAX_STEP = 2**58  # units of a window
 _MAX_INSERTED = 16  # sources whose places in the tree are searched; lighter ones are grouped before
 
@@ -265,7 +267,7 @@ class TokenStage:
         self._begins = {source: axes[source].before(int(first[source])) for source in drawn}  # in tokens
         weight = self.tree.weight
         rate = sum(weights[source] / weight * axes[source].samples / axes[source].total for source in drawn)
-        tokens = max(1, int(max(_WINDOW, _WINDOW_PER_SOURCE * len(drawn)) / rate), 8 * self.longest)
+        tokens = max(1, int(max(_WINDOW, _WINDOW_PER_SOURCE * len(drawn)) / rate), _LONGEST * self.longest)
         self._step = min(UNIT * tokens, _MAX_STEP)
         self._rate = rate * self._step / UNIT  # draws in a window, on average
         self._positions: dict[int, int] = {}
@@ -293,16 +295,14 @@ class TokenStage:
 
     def position_of(self, source: int, draw: int) -> int:
         """The position of the stage after a draw of a source that it draws from, at or after the stage's first."""
-        tokens = self._axes[source].before(draw) - self._begins[source] + self.errors[source]
-        low = max(0, UNIT * tokens * self.tree.weight // (self._step * self._weights[source]) - 1)
-        while low and self._window(low)[1][source] > draw:
-            low -= 1
-        while True:
-            run = self._window(low)[0]
-            found = np.flatnonzero((run.sources == source) & (run.draws == draw))
-            if found.size:
-                return run.position + int(found[0]) + 1
-            low += 1
+        # A draw's place is near its middle: where the weight is tiny, that is far behind its beginning.
+        begin, end = (self._axes[source].before(at) - self._begins[source] for at in (draw, draw + 1))
+        middle = begin + end + UNIT * self.errors[source]
+        guess = max(0, middle * self.tree.weight // (self._step * self._weights[source]))
+        number = _last(guess, lambda window: int(self._window(window)[1][source]) <= draw)
+        run = self._window(number)[0]
+        [found] = np.flatnonzero((run.sources == source) & (run.draws == draw))
+        return run.position + int(found) + 1
 
     def _window_of(self, position: int) -> int:
         """The window that has a position: windows are stretches of equal tokens."""
@@ -314,17 +314,7 @@ class TokenStage:
                     run = self._window(number)[0]
                     if position < run.position + len(run.draws):
                         return number
-        guess = max(0, int(position / self._rate))
-        low, high, width = guess, guess + 1, 1
-        while low and self._position(low) > position:
-            low, width = max(0, low - width), 2 * width
-        width = 1
-        while self._position(high) <= position:
-            low, high, width = high, high + width, 2 * width
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._position(middle) <= position else (low, middle)
-        return low
+        return _last(max(0, int(position / self._rate)), lambda window: self._position(window) <= position)
 
     def _position(self, window: int) -> int:
         """The position at which a window begins."""
@@ -403,6 +393,20 @@ class TokenStage:
         return {**self.__dict__, "_positions": {}, "_windows": OrderedDict()}
 
 
+def _last(guess: int, holds: Callable[[int], bool]) -> int:
+    """The last number for which a condition holds that holds for 0 and ends once; a good guess needs few calls."""
+    low, high, width = guess, guess + 1, 1
+    while low and not holds(low):
+        low, high, width = max(0, low - width), low, 2 * width
+    width = 1
+    while high > guess and holds(high):
+        low, high, width = high, high + width, 2 * width
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
 def _merge(one: Run, two: Run, one_times: Indices, two_times: Indices, node: TokenNode) -> Run:
     """Merge two children's draws by time over weight, exactly; at equal times the first child's first."""
     heavy, light = (child.weight for child in node.children)
@@ -462,7 +466,20 @@ class TokenMixture:
         self.seed = seed
         self.num_sources = len(sizes)
         self.axes = [TokenAxis(own, passes) for own, passes in zip(sizes, epochs, strict=True)]
+        for stage in self.stages:
+            self._refuse_uneven(stage.weights)
         self._begun: list[TokenStage] = []  # built when they are reached: the earlier ones' sizes have to be cumulated
+
+    def _refuse_uneven(self, weights: Sequence[int]) -> None:
+        """Refuse sizes of which one sample alone reaches over more draws than can be merged."""
+        drawn = [(weight, axis) for weight, axis in zip(weights, self.axes, strict=True) if weight]
+        rate = sum(weight * axis.samples / axis.total for weight, axis in drawn) / sum(weights)
+        uneven = max(axis.longest for _, axis in drawn) * rate
+        if uneven > _MAX_UNEVEN:
+            raise ValueError(
+                f"sizes: the longest sample must have at most {_MAX_UNEVEN:,} times the tokens of a mean draw of the "
+                f"mixture with per='token', got {uneven:,.0f} times: cut it, leave it out, or give per='sample'"
+            )
 
     def assign(self, epoch: int, offsets: Indices) -> Iterator[Assignment]:
         """Assign ascending positions of an epoch, shape ``[m]``, to sources; yields each source once per stage."""

@@ -126,8 +126,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             long samples is drawn less often. At every position of the endless sequence each source's tokens are within
             about the longest sample of their share. ``epoch_length`` stays in samples. With
             ``stopping="drop_exhausted"`` every draw counts as the mean size of its source.
-        sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``: at most 2**32, and
-            not all 0 in a source that is drawn. Fractions are kept to a billionth of the longest sample.
+        sizes: For ``per="token"``, the number of tokens of each sample, shape ``[len(dataset)]``: at most 2**32 and
+            131,072 times those of a mean draw, and not all 0 in a source that is drawn. Fractions are kept to a
+            billionth of the longest sample.
         stopping: ``"endless"``: sources repeat. ``"drop_exhausted"``: each sample comes once per epoch; an exhausted
             source is dropped for the rest of the epoch, and the others keep their proportions.
         max_passes: ``{source: passes}``, with the keys of the weights: a source leaves the mixture when each of its
