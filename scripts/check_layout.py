@@ -14,7 +14,7 @@ PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-wei
 COPIES = (
     ("size_aware_batching/_display.py", "weighted_sampler/_display.py", "webdatamodule/_display.py"),
     ("size_aware_batching/_keywords.py", "weighted_sampler/_keywords.py", "webdatamodule/_keywords.py"),
-    ("size_aware_batching/sizes/columns.py", "webdatamodule/loading/columns.py"),
+    ("size_aware_batching/sizes/columns.py", "weighted_sampler/_columns.py", "webdatamodule/loading/columns.py"),
     ("size_aware_batching/planning/as_sampler.py", "webdatamodule/loading/as_sampler.py"),
     ("size_aware_batching/planning/cursor.py", "weighted_sampler/_cursor.py", "webdatamodule/loading/cursor.py"),
     ("size_aware_batching/planning/ranks.py", "weighted_sampler/_ranks.py", "webdatamodule/loading/ranks.py"),

@@ -235,7 +235,7 @@ def test_a_change_of_the_sizes_afterwards_moves_no_budget() -> None:
 
 def test_masked_sizes_are_refused_as_nulls_are() -> None:
     masked = np.ma.masked_array(SIZES, mask=SIZES[7] == SIZES)
-    with pytest.raises(ValueError, match=r"sizes must hold a number for each sample, got a masked array .* at index"):
+    with pytest.raises(ValueError, match=r"sizes must hold a value for each sample, got a masked array .* at index"):
         made(sizes=masked)
     assert list(made(sizes=np.ma.masked_array(SIZES))) == list(made())
 

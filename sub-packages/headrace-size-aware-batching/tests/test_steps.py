@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from exact_steps import best
 from hypothesis import given
 from hypothesis import strategies as st
@@ -388,11 +389,31 @@ def test_small_groups_on_one_rank_cost_little(meet: Any, most: float) -> None:
     assert np.mean(found) <= most
 
 
+def test_groups_are_named_by_ints_and_strings_in_any_form() -> None:
+    names = ["b", "a", "a", "c", "b", "c"]
+
+    def together(group_by: Any) -> list[set[int]]:
+        plan = plan_step([5] * 6, 10, num_replicas=3, group_by=group_by)
+        return [{*np.concatenate(rank).tolist()} for rank in plan.micro_batches]
+
+    expected = together(np.array([1, 0, 0, 2, 1, 2]))
+    forms = (names, tuple(names), np.array(names), np.array(names, object), torch.tensor([1, 0, 0, 2, 1, 2]))
+    assert all(together(form) == expected for form in forms)
+    assert sorted(map(sorted, together([0, "0", 0, "0", 1, 1]))) == [[0, 2], [1, 3], [4, 5]]
+    assert plan_step([5, 5], 10, num_replicas=1, group_by=("a", "b")).num_micro_batches == 1  # no file and its column
+
+
 def test_groups_that_cannot_be_kept_are_named() -> None:
     with pytest.raises(ValueError, match="got 3 groups of 12 samples"):
         plan_step([5] * 12, 10, num_replicas=4, group_by=np.arange(12) // 4)
-    with pytest.raises(ValueError, match="group_by must hold an int or a string for each of 2 samples"):
+    with pytest.raises(ValueError, match="group_by must hold an int or a string for each of 2 samples, got 1"):
         plan_step([5, 5], 10, num_replicas=1, group_by=[1])
+    for wrong in ([1, None], np.array(["a", 0.5], object), torch.tensor([0.0, 1.0]), [1, True], np.eye(2)):
+        with pytest.raises(TypeError, match=r"group_by must hold .* each of 2 samples, got .* at index [01]"):
+            plan_step([5, 5], 10, num_replicas=1, group_by=wrong)
+    for unordered in ("ab", {"a", "b"}, {"a": 1, "b": 2}, 5):
+        with pytest.raises(TypeError, match=r"group_by must hold .* each of 2 samples, got .* of type"):
+            plan_step([5, 5], 10, num_replicas=1, group_by=unordered)
     with pytest.raises(ValueError, match="needs cost='sum'"):
         plan_step([5, 5], 10, num_replicas=1, group_by=[1, 2], cost="padded")
 

@@ -1,4 +1,4 @@
-"""`sizes=` takes the columns of Arrow, Hugging Face datasets, Parquet, polars, pandas and numpy as they are."""
+"""Columns of Arrow, Hugging Face datasets, Parquet, polars, pandas and numpy are sizes, weights and groups as they are."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from torch.utils.data import ConcatDataset
 
-from headrace.size_aware_batching import BucketBatchSampler, DistributedSizeAwareBatchSampler, SizeAwareBatchSampler
+from headrace.size_aware_batching import (
+    BucketBatchSampler,
+    DistributedSizeAwareBatchSampler,
+    SizeAwareBatchSampler,
+    plan_step,
+)
+from headrace.weighted_sampler import WeightedDistributedSampler
 
 pa = pytest.importorskip("pyarrow")
 SIZES = [5, 1, 4, 1, 5, 9, 2, 6]
@@ -52,6 +58,43 @@ def test_series_of_pandas_and_polars() -> None:
     for missing in (pd.Series([3, None], dtype="Int64"), pl.Series([3, None])):
         with pytest.raises(ValueError, match="got nan at index 1"):
             planned(missing)
+
+
+def test_groups_of_a_step_and_weights_of_samples_are_columns_as_sizes_are(tmp_path: Path) -> None:
+    pd, pl, datasets = (pytest.importorskip(name) for name in ("pandas", "polars", "datasets"))
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names, weights = list("abacbdcd"), [1.0, 3.0, 1.0, 0.0, 3.0, 2.0, 2.0, 1.0]
+    parquet.write_table(pa.table({"name": names, "weight": weights}), tmp_path / "a.parquet")
+    dataset = datasets.Dataset.from_dict({"name": names, "weight": weights})
+
+    def groups(column: Any) -> list[list[int]]:
+        plan = plan_step([5] * 8, 10, num_replicas=4, group_by=column)
+        return [np.concatenate(rank).tolist() for rank in plan.micro_batches]
+
+    def drawn(column: Any) -> list[int]:
+        return list(WeightedDistributedSampler(range(8), column, num_replicas=1, rank=0, epoch_length=40))
+
+    def by_tokens(column: Any) -> list[int]:
+        sampler = WeightedDistributedSampler(
+            range(8), {(0, 4): 1, (4, 8): 1}, num_replicas=1, rank=0, semantics="proportion", per="token", sizes=column
+        )
+        return list(sampler)
+
+    for kind in ("str", "object", "category", "string[pyarrow]"):
+        assert groups(pd.Series(names, dtype=kind)) == groups(names)
+    for column in (pd.Categorical(names), pl.Series(names), pl.Series(names, dtype=pl.Categorical)):
+        assert groups(column) == groups(names)
+    for column in (pa.array(names), pa.chunked_array([names]), pa.array(names).dictionary_encode()):
+        assert groups(column) == groups(names)
+    assert groups(dataset["name"]) == groups((tmp_path / "a.parquet", "name")) == groups(names)
+    with pytest.raises(TypeError, match=r"group_by must hold .* got None at index 7"):
+        groups(pa.array([*names[:7], None]))
+    columns = (pd.Series(weights), pl.Series(weights), pa.array(weights), pa.chunked_array([weights]))
+    for numbers in (*columns, dataset["weight"], (tmp_path / "a.parquet", "weight")):
+        assert drawn(numbers) == drawn(weights)
+        assert by_tokens(numbers) == by_tokens(weights)
+    with pytest.raises(TypeError, match=r"weights must be one column, got a pyarrow.lib.Table"):
+        drawn(pa.table({"weight": weights}))
 
 
 def test_a_memory_map_is_not_read_into_memory(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._display import bars, html, never_raises
@@ -39,7 +40,8 @@ from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, 
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
 from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.units import whole_units
-from headrace.size_aware_batching.sizes.read import read_sizes, work_vector
+from headrace.size_aware_batching.sizes.columns import array_of_column
+from headrace.size_aware_batching.sizes.read import plain_index, read_sizes, work_vector
 
 __all__ = ["StepPlan", "StepReport", "plan_step"]
 
@@ -298,8 +300,8 @@ def plan_step(
         multiple_of: The number of micro-batches is a multiple of this, such as the virtual stages of a pipeline.
         pad: Whether to repeat the sample with the least work in each empty micro-batch if there are fewer samples than
             micro-batches; ``repeated`` lists the repeats. False: raise an error.
-        group_by: Group of each sample, shape ``[n]``, numbers or strings: samples of one group, such as the answers to
-            one prompt, stay together (``cost="sum"`` only).
+        group_by: Group of each sample, shape ``[n]``, ints or strings, as an array, a list or a column like ``sizes``:
+            samples of one group, such as the answers to one prompt, stay together (``cost="sum"`` only).
         group_on: Where a group stays together: on one ``"rank"``, or in one ``"micro_step"``, which is micro-batch k of
             all ranks.
         oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error; give it its
@@ -399,14 +401,22 @@ def work_columns(work: Any, n_samples: int, cost: object) -> dict[str, NDArray[n
 
 
 def group_numbers(group_by: Any, n_samples: int) -> NDArray[np.int64]:
-    """Return the number of each sample's group, from 0 on."""
-    groups = np.asarray(group_by)
-    if groups.shape != (n_samples,) or groups.dtype.kind not in "iuUS":
-        raise ValueError(
-            f"group_by must hold an int or a string for each of {n_samples} samples, got {groups.dtype} of shape "
-            f"{groups.shape}"
-        )
-    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+    """Return the number of each sample's group, from 0 on; ``0`` and ``"0"`` are two groups."""
+    if isinstance(group_by, tuple) and len(group_by) == n_samples:  # two names, not a file and its column
+        group_by = list(group_by)
+    expected = f"group_by must hold an int or a string for each of {counted(n_samples, 'sample')}"
+    column = array_of_column(group_by, "group_by")
+    if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
+        raise TypeError(f"{expected}, got {shown(group_by)} of type {type(group_by).__name__}")
+    given = column.tolist() if isinstance(column, np.ndarray | torch.Tensor) else list(column)
+    if len(given) != n_samples:
+        raise ValueError(f"{expected}, got {len(given)}")
+    names = [name if isinstance(name, str | bool) else plain_index(name) for name in given]
+    wrong = (place for place, name in enumerate(names) if isinstance(name, bool) or not isinstance(name, int | str))
+    if (place := next(wrong, None)) is not None:
+        raise TypeError(f"{expected}, got {shown(given[place])} at index {place}")
+    numbers = {name: number for number, name in enumerate(sorted(set(names), key=lambda name: (str(type(name)), name)))}
+    return np.array([numbers[name] for name in names], np.int64)
 
 
 def checked_contexts(contexts: Any, n_ranks: int) -> tuple[int, ...]:

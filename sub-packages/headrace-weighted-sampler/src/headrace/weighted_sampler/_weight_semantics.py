@@ -14,7 +14,7 @@ from headrace.weighted_sampler._arguments import MAX_POSITION, as_choice, shown
 from headrace.weighted_sampler._interleave import MAX_PERIOD
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._token_mixture import MAX_SIZE
-from headrace.weighted_sampler.weights import Weight, WeightedSources, as_fraction, tensor_as_array
+from headrace.weighted_sampler.weights import Weight, WeightedSources, as_fraction, plain_array
 
 SEMANTICS = ("ratio", "proportion", "count", "temperature")
 PER = ("sample", "token")
@@ -169,7 +169,7 @@ def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
             f"sizes must be one number for each of the {length} samples, got {sizes!r}: give the numbers themselves, "
             "such as the column of that name of every source, joined in their order by np.concatenate"
         )
-    given = np.asarray(tensor_as_array("sizes", sizes))
+    given = np.asarray(plain_array("sizes", sizes))
     if given.shape != (length,) or given.dtype.kind not in "iuf":
         raise ValueError(
             f"sizes must be one number for each of the {length} samples, got dtype {given.dtype}, shape {given.shape}"

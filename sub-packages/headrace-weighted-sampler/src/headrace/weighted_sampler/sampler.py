@@ -99,7 +99,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         weights: ``{name: weight}`` for a dataset with names, such as a ``NamedConcatDataset``, or nested as ``{group:
             (weight, {name: weight})}``; ``{position: weight}`` or ``[weight, ...]`` for the parts of a
             ``ConcatDataset``; ``{(begin, end): weight}`` for index ranges that do not overlap, where samples in no
-            range are never drawn; or an array of one weight per sample. A weight may be an int, float, ``Fraction`` or
+            range are never drawn; or one weight per sample, as an array or a column of pandas, polars, Arrow, Hugging
+            Face datasets or ``(Parquet file, column)``, like ``sizes``. A weight may be an int, float, ``Fraction`` or
             ``Decimal``; a float counts as its shortest decimal form. Weight 0 leaves a source out. The order of a
             mapping does not matter. None, with a temperature, gives all parts equal weight.
         num_replicas: Number of data-parallel ranks. By default the world size of ``torch.distributed``, or 1 if that

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
 from headrace.weighted_sampler._arguments import as_int, is_pair, listed, shown
+from headrace.weighted_sampler._columns import array_of_column
 from headrace.weighted_sampler._display import never_raises
 from headrace.weighted_sampler._permutation import Indices
 
@@ -166,7 +167,7 @@ def parse_sources(argument: str, weights: object, dataset: Sized) -> WeightedSou
     >>> [part.name for part in parse_sources("weights", {(10, 30): 0.25, (0, 10): 2}, range(30)).parts]
     ['0-10', '10-30']
     """
-    weights = tensor_as_array(argument, weights)
+    weights = plain_array(argument, weights)
     if isinstance(weights, Mapping):
         sources = _from_mapping(argument, weights, dataset)
     elif isinstance(weights, (Sequence, np.ndarray)) and not isinstance(weights, (str, bytes)):
@@ -183,8 +184,9 @@ def nothing_to_draw(argument: str, weights: object) -> ValueError:
     return ValueError(f"{argument} must hold at least one weight above 0, got {shown(weights)}; 0 leaves a source out")
 
 
-def tensor_as_array(argument: str, weights: object) -> object:
-    """Convert a tensor to an array, and refuse arrays that are not 1-D; return other weights unchanged."""
+def plain_array(argument: str, weights: object) -> object:
+    """Convert a tensor or a column to an array, and refuse arrays that are not 1-D; return other weights unchanged."""
+    weights = array_of_column(weights, argument)
     if isinstance(weights, torch.Tensor):
         dense = weights.to_dense()
         # numpy has no bfloat16; other types keep their own decimals.
@@ -402,7 +404,7 @@ def parse_stream_weights(
         check_names(argument, given, sorted(sources), "sources does not have; it has")
         exact = {name: as_fraction(f"{argument}[{name!r}]", weight) for name, weight in given.items()}
     else:
-        numbers: Any = tensor_as_array(argument, weights)
+        numbers: Any = plain_array(argument, weights)
         check_list(argument, numbers, "a list, as sources is one,")
         if len(numbers) != len(sources):
             raise ValueError(

@@ -1,7 +1,7 @@
 """Columns of Arrow, Hugging Face datasets, Parquet files, pandas and polars, read as arrays.
 
 None of these libraries is a dependency: the user's code has imported the library of a column. The packages of headrace
-do not import one another, so headrace.size_aware_batching and headrace.webdatamodule have equal copies of this file.
+do not import one another, so they have equal copies of this file.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 _NUMBERS = ("int", "uint", "float", "double", "halffloat")
 
 
-def array_of_column(sizes: Any, name: str = "sizes") -> Any:
+def array_of_column(column: Any, name: str = "sizes") -> Any:
     """Convert a column of another library to an array; return any other value unchanged.
 
     Args:
-        sizes: An Arrow array; a column of a Hugging Face dataset, also after ``select`` and ``shuffle``; a pair of a
+        column: An Arrow array; a column of a Hugging Face dataset, also after ``select`` and ``shuffle``; a pair of a
             Parquet file, a folder or a list of them and the name of a column; or a pandas or polars Series. Copied only
             if its buffer is not a plain array of numbers.
         name: Name of the argument, for errors.
@@ -30,26 +30,26 @@ def array_of_column(sizes: Any, name: str = "sizes") -> Any:
         ValueError: If the file has no such column, a folder contains no file, the dataset has a transform, which may
             change the column, or a masked array has masked values.
     """
-    if isinstance(sizes, tuple) and len(sizes) == 2 and isinstance(sizes[1], str):
-        sizes = _parquet_column(sizes[0], sizes[1])
-    if isinstance(sizes, np.ma.MaskedArray):
-        if (masked := np.flatnonzero(np.ma.getmaskarray(sizes).reshape(len(sizes), -1).any(axis=1))).size:
+    if isinstance(column, tuple) and len(column) == 2 and isinstance(column[1], str):
+        column = _parquet_column(column[0], column[1], name)
+    if isinstance(column, np.ma.MaskedArray):
+        if (masked := np.flatnonzero(np.ma.getmaskarray(column).reshape(len(column), -1).any(axis=1))).size:
             raise ValueError(
-                f"{name} must hold a number for each sample, got a masked array without one at index {masked[0]} "
+                f"{name} must hold a value for each sample, got a masked array without one at index {masked[0]} "
                 f"({masked.size} are masked): fill them with {name}.filled(...), or leave those samples out"
             )
-        return sizes.data
-    kind = type(sizes)
+        return column.data
+    kind = type(column)
     library = kind.__module__.partition(".")[0]
-    if library == "datasets" and hasattr(sizes, "column_name") and hasattr(_rooted(sizes)[0], "data"):
-        return _dataset_column(sizes, name)
-    if library in ("datasets", "pyarrow") and hasattr(sizes, "column_names"):  # users have modules of that name, too
-        raise _no_column(sizes, name)
-    if library == "pyarrow" and hasattr(sizes, "chunks"):
-        sizes = sizes.chunk(0) if sizes.num_chunks == 1 else sizes.combine_chunks()
+    if library == "datasets" and hasattr(column, "column_name") and hasattr(_rooted(column)[0], "data"):
+        return _dataset_column(column, name)
+    if library in ("datasets", "pyarrow") and hasattr(column, "column_names"):  # users have modules of that name, too
+        raise _no_column(column, name)
+    if library == "pyarrow" and hasattr(column, "chunks"):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if library == "pyarrow":
-        return sizes.to_numpy(zero_copy_only=False)
-    return sizes.to_numpy() if library in ("pandas", "polars") and kind.__name__ == "Series" else sizes
+        return column.to_numpy(zero_copy_only=False)
+    return column.to_numpy() if library in ("pandas", "polars") and kind.__name__ == "Series" else column
 
 
 def _dataset_column(column: Any, name: str) -> NDArray[Any]:
@@ -80,11 +80,11 @@ def _rooted(column: Any) -> tuple[Any, list[str]]:
     return column, names
 
 
-def _parquet_column(path: Any, column: str) -> Any:
+def _parquet_column(path: Any, column: str, name: str) -> Any:
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ImportError(f"sizes in Parquet files need pyarrow, to read {path}: pip install pyarrow") from error
+        raise ImportError(f"{name} in Parquet files need pyarrow, to read {path}: pip install pyarrow") from error
     try:
         files = parquet.ParquetDataset(path)
     except FileNotFoundError as error:
