@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import Dataset
 
 CHECKPOINTS = Path(os.environ.get("CHECKPOINTS", "checkpoints"))
@@ -38,9 +38,12 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
 
 
 def collate(samples: list[Batch]) -> Batch:
-    """Return `ids` of shape [n] and `tokens` of shape [n, longest]; -1 is padding."""
-    tokens = pad_sequence([sample["tokens"] for sample in samples], batch_first=True, padding_value=-1)
-    return {"ids": torch.stack([sample["ids"] for sample in samples]), "tokens": tokens}
+    """Return `ids` of shape [n], and all `tokens` and their `targets` in a row, without padding; -1 is no target."""
+    return {
+        "ids": torch.stack([sample["ids"] for sample in samples]),
+        "tokens": torch.cat([sample["tokens"] for sample in samples]),
+        "targets": torch.cat([pad(sample["tokens"][1:], (0, 1), value=-1) for sample in samples]),
+    }
 
 
 class Model(torch.nn.Module):
@@ -55,13 +58,11 @@ class Model(torch.nn.Module):
         self.register_buffer("seen", torch.zeros(len(Texts.sizes), dtype=torch.int64))
         self.register_buffer("most_ahead", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, ids: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, ids: torch.Tensor, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return `loss`, the mean over the tokens of this batch."""
         if self.training:
             self._count(ids)
-        before, after = tokens[:, :-1], tokens[:, 1:]
-        logits = self.layers(before.clamp(min=0)).flatten(0, 1)
-        return {"loss": torch.nn.functional.cross_entropy(logits, after.flatten(), ignore_index=-1)}
+        return {"loss": cross_entropy(self.layers(tokens), targets, ignore_index=-1)}
 
     def _count(self, ids: torch.Tensor) -> None:
         counts = torch.bincount(ids, minlength=len(self.seen))
