@@ -47,8 +47,8 @@ class DistributedSizeAwareBatchSampler(RunSampler):
     the batch ``s * num_replicas + r`` of that list: the world size only decides which rank reads which batch. Any
     position is found without planning the batches before it.
 
-    Usually four arguments are enough: ``sizes`` and ``max_total_size``, and for padded batches ``strategy`` and
-    ``cost``.
+    The budget counts the sum of the sizes. Batches that ``collate_fn`` pads exceed it silently: for these give
+    ``strategy="bucketed", cost="padded"``. Usually these four arguments are enough.
 
     **Epochs.** ``set_epoch(e)`` chooses the epoch. Without it, the next iteration repeats the same epoch from its
     beginning, also after a ``break``. The exception is a ``sampler`` without ``set_epoch`` and ``take``, such as a

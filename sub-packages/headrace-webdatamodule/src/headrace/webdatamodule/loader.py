@@ -44,6 +44,7 @@ from headrace.webdatamodule.loading.iteration import (
 )
 from headrace.webdatamodule.loading.next_use import NextUses, PlanUses, planned_uses
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
+from headrace.webdatamodule.loading.padding import padded_beyond
 from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading.sample_random import epoch_key
@@ -191,6 +192,7 @@ class ResumableLoader(EpochLoader):
         self._progress = Progress()
         self._resumed_at: tuple[int, int] | None = None  # epoch and steps
         self._counted_before = False  # batches from before that
+        self._padding_was_named = False  # in a warning
         self.indices: Sequence[int] = ()
         if self._batch_sampler is not None:
             self._stats.count_as(self._batch_sampler)
@@ -651,11 +653,10 @@ class ResumableLoader(EpochLoader):
     def report(self) -> LoaderReport:
         """Return statistics of the delivered batches; after a resume also the progress of the epoch."""
         batches, latest = self._batch_sampler, self._progress.iteration
-        resumed = None
+        resumed, (cost, _) = None, foreign.budget_of(self._batch_sampler)
         if self._resumed_at is not None:
             length, counted = None if latest is None else latest.length, self._counted_before
             resumed = Resumed(*self._resumed_at, self.epoch, self.steps, length, counted)
-        cost = getattr(getattr(batches, "options", None), "cost", None)
         packed = isinstance(cost, str) and cost == "sum"
         return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed, resumed=resumed)
 
@@ -675,11 +676,7 @@ class ResumableLoader(EpochLoader):
         >>> sorted(loader.metrics())
         ['data/samples_per_second', 'data/wait_seconds', 'data/wait_share']
         """
-        batches = self._batch_sampler
-        budget = getattr(batches, "max_total_size", None)
-        budget = budget[0] if isinstance(budget, Sequence) and budget else budget
-        cost = getattr(getattr(batches, "options", None), "cost", None)
-        return self._stats.metrics(cost, float(budget) if isinstance(budget, int | float) else None)
+        return self._stats.metrics(*foreign.budget_of(self._batch_sampler))
 
     def close(self) -> None:
         """End the workers and close the files of `IndexedShards`; both are restored when needed."""
@@ -844,6 +841,7 @@ class ResumableLoader(EpochLoader):
                     self._note(indices, skipped)
                     if traffic is not None:
                         self._stats.add_remote(traffic, late=late)
+                    self._warn_if_padded(batch)
                 iteration.together += 1
                 yield batch
             if iteration.in_flight:
@@ -920,6 +918,23 @@ class ResumableLoader(EpochLoader):
         for sample in skipped:
             if self._stats.skip(SkippedSample(*sample)):
                 warn_of_skipped(sample, len(self._stats.skipped))
+
+    def _warn_if_padded(self, batch: Any) -> None:
+        """Warn once of a batch that is padded beyond a budget which counts the sum of the sizes."""
+        cost, budget = foreign.budget_of(self._batch_sampler)
+        if self._padding_was_named or budget is None or not (isinstance(cost, str) and cost == "sum"):
+            return
+        found = padded_beyond(batch, len(self.indices), self._stats.longest_of(self.indices), budget)
+        if found is None:
+            return
+        self._padding_was_named = True
+        count, length = found
+        warnings.warn(
+            f"a batch of the {self._name} loader is padded to {count} x {length:,} = {count * length:,}, and its "
+            f"budget max_total_size={budget:,.0f} counts the sum of the sizes: give the batch sampler cost='padded' "
+            "and strategy='bucketed', or concatenate the samples in collate_fn instead of padding them",
+            stacklevel=4,
+        )
 
     def _explain_if_own(self, error: BaseException) -> None:
         """Explain the error of a killed worker, which may interrupt a training step, outside of an iteration."""

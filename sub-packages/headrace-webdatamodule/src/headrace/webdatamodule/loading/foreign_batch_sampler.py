@@ -52,6 +52,14 @@ def longest_of(batch_sampler: Any) -> float:
     return float(longest) if isinstance(longest, int | float) else math.inf
 
 
+def budget_of(batch_sampler: Any) -> tuple[Any, float | None]:
+    """The cost of a batch, such as "sum", and its budget, the first one of several; None where it does not say."""
+    cost = getattr(getattr(batch_sampler, "options", None), "cost", None)
+    budget: Any = getattr(batch_sampler, "max_total_size", None)
+    budget = budget[0] if isinstance(budget, Sequence) and budget else budget
+    return cost, float(budget) if isinstance(budget, int | float) else None
+
+
 def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):

@@ -245,6 +245,16 @@ class DeliveryStats:
         if len(self._lengths) >= _TOGETHER:
             self._count()
 
+    def longest_of(self, indices: Sequence[Any]) -> float:
+        """The largest size in a batch; 0 without sizes."""
+        if self._sizes is None or not len(indices):
+            return 0.0
+        try:
+            longest = float(self._sizes[indices].max())
+        except IndexError:  # pieces
+            longest = float(max(getattr(key, "length", None) or self._sizes[int(key)] for key in indices))
+        return min(longest, self._longest)
+
     def add_remote(self, traffic: Sequence[int], *, late: bool) -> None:
         """Count what a batch from another machine took, and whether the loop waited for it."""
         before = self._remote or RemoteReads(0, 0, 0, 0)
