@@ -61,7 +61,6 @@ KINDS: dict[str, tuple[float, dict[str, Any]]] = {
     "function sequential": (6000, {"strategy": "sequential", "cost": units}),
 }
 ALL = tuple(KINDS)
-PADDED = ("padded", "padded sequential", "function", "function sequential")
 SOME = ("stratified", "sequential", "padded", "function")
 OTHERS = ("bucketed", "padded sequential", "function sequential")
 MIXED = ("stratified", "padded", "function sequential")
@@ -71,30 +70,30 @@ TOKENS: dict[str, Any] = {"balanced_ranks": None, "tokens_per_step": 500}  # whe
 VARIANTS: dict[str, tuple[tuple[str, ...], Any, float, dict[str, Any]]] = {
     "": (ALL, UNEVEN, 1, {}),
     "seed": (("stratified", "padded sequential"), UNEVEN, 1, {"seed": 2**63 + 11}),
-    "in order": ((*SOME, "bucketed", "function sequential"), UNEVEN, 1, {"shuffle": False}),
+    "in order": (SOME, UNEVEN, 1, {"shuffle": False}),
     "long": (("stratified", "padded"), LONG, 4, {}),
     "equal": (("stratified", "padded"), EQUAL, 0.5, {}),
     "zeros": (("stratified", "padded"), ZEROS, 0.5, {}),
     "floats": (("stratified", "sequential", "bucketed"), FLOATS, 0.25, {}),
-    "max_items": ((*MIXED, "bucketed", "function"), UNEVEN, 1, {"max_items": 6}),
+    "max_items": ((*MIXED, "bucketed"), UNEVEN, 1, {"max_items": 6}),
     "few items": (("stratified", "padded"), UNEVEN[:50], 1, {"max_items": 2}),
     "drop": (SOME, UNEVEN, 0.6, {"tail": "drop"}),
     "pad": (OTHERS, UNEVEN, 0.6, {"tail": "pad"}),
     "window": (("stratified", "padded", "bucketed"), UNEVEN, 0.8, {"window": 30}),
-    "balanced 1": (("stratified", "bucketed", "padded", "function"), UNEVEN, 0.5, {"balanced_ranks": 1}),
+    "balanced 1": (("stratified", "bucketed", "padded"), UNEVEN, 0.5, {"balanced_ranks": 1}),
     "balanced 3": (("packed", "padded"), UNEVEN, 0.5, {"balanced_ranks": 3}),
-    "balanced 64": (("stratified", "padded"), UNEVEN, 0.5, {"balanced_ranks": 64}),
-    "multiple": (("sequential", "bucketed", *PADDED), UNEVEN, 1, {"batch_size_multiple": 4}),
+    "balanced 64": (("padded",), UNEVEN, 0.5, {"balanced_ranks": 64}),
+    "multiple": (("bucketed", "padded", "function sequential"), UNEVEN, 1, {"batch_size_multiple": 4}),
     "multiple drop": (("padded", "padded sequential"), UNEVEN, 1, {"batch_size_multiple": 2, "tail": "drop"}),
-    "length_multiple": (PADDED, UNEVEN, 1, {"length_multiple": 8}),
+    "length_multiple": (("padded", "function", "padded sequential"), UNEVEN, 1, {"length_multiple": 8}),
     "shapes": (("padded", "function"), UNEVEN, 1, {"shapes": 4}),
     "given shapes": (("padded",), UNEVEN, 1, {"shapes": [(14, 10), (5, 25), (2, 50)]}),
     "skip": (SOME, LONG, 1, {"oversize": "skip"}),
-    "own batch": ((*SOME, "bucketed", "padded sequential"), LONG, 1, {"oversize": "own_batch"}),
-    "split": (("stratified", "packed", "sequential", "padded"), LONG, 1, {"oversize": "split"}),
+    "own batch": (SOME, LONG, 1, {"oversize": "own_batch"}),
+    "split": (("packed", "sequential", "padded"), LONG, 1, {"oversize": "split"}),
     "split length": (("stratified", "padded"), LONG[:35], 1, {"oversize": "split", "max_length": 50}),
     "split drop": (("sequential",), LONG, 1, {"oversize": "split", "max_length": 50, "tail": "drop"}),
-    "capped": ((*MIXED, "sequential"), LONG, 1, {"max_length": 25}),
+    "capped": (MIXED, LONG, 1, {"max_length": 25}),
     "work": (("stratified", "padded", "bucketed"), UNEVEN, 0.7, {"work": WORK}),
     "work in windows": (("packed",), UNEVEN, 0.7, {"work": WORK, "window": 30}),
     "two columns": (("stratified", "sequential", "bucketed"), TWO, 1, {"max_total_size": (110, 140)}),
@@ -108,7 +107,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], Any, float, dict[str, Any]]] = {
     "three columns": (("stratified", "sequential"), THREE, 1, {"max_total_size": (90, 70, 40)}),
     "order": (("packed", "function", "sequential"), UNEVEN, 1, {"sampler": Listed}),
     "order in windows": (("packed", "padded"), UNEVEN, 0.8, {"sampler": Listed, "window": 30}),
-    "slices": ((*SOME, "bucketed"), UNEVEN, 1, {"sampler": Sliced}),
+    "slices": (SOME, UNEVEN, 1, {"sampler": Sliced}),
     "slices in windows": (("stratified", "padded"), UNEVEN, 0.8, {"sampler": Sliced, "window": 30}),
     "slices drop": (("stratified", "padded sequential"), UNEVEN, 0.6, {"sampler": Sliced, "tail": "drop"}),
     "slices skip": (("padded", "sequential"), LONG, 1, {"sampler": Sliced, "oversize": "skip", "window": 30}),
@@ -132,9 +131,9 @@ VARIANTS: dict[str, tuple[tuple[str, ...], Any, float, dict[str, Any]]] = {
     "tokens of slices": (("stratified", "padded"), UNEVEN, 1, TOKENS | {"sampler": Sliced}),
     "tokens split": (("stratified",), LONG[:30], 1, TOKENS | {"oversize": "split", "max_length": 50}),
     "tokens of two columns": (("stratified",), TWO, 1, TOKENS | {"max_total_size": (110, 140)}),
-    "dataset": (("stratified", "sequential"), Frames(UNEVEN), 1, {}),
+    "dataset": (("sequential",), Frames(UNEVEN), 1, {}),
     "few": (("stratified", "padded", "sequential"), UNEVEN[:5], 1, {}),
-    "few drop": (("stratified", "sequential"), UNEVEN[:30], 0.6, {"tail": "drop"}),
+    "few drop": (("stratified",), UNEVEN[:30], 0.6, {"tail": "drop"}),
     "one": (("stratified",), UNEVEN[:1], 1, {}),
     "none": (("stratified", "sequential"), UNEVEN[:0], 1, {}),
     "many": (("stratified", "packed", "bucketed", "padded"), MANY, 0.6, {}),
@@ -162,7 +161,7 @@ def planned(sizes: Any, budget: Any, options: dict[str, Any], all_of_8: bool) ->
 
 
 BLOCKS: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
-    "": (ALL, UNEVEN, {}),
+    "": (("stratified", "bucketed", "padded", "padded sequential", "function"), UNEVEN, {}),
     "small blocks": (("sequential", "padded"), UNEVEN, {"block": 15}),
     "one block": (("stratified",), UNEVEN, {"block": 1000}),
     "in order": (("sequential", "padded"), UNEVEN, {"shuffle": False}),

@@ -67,11 +67,11 @@ def by_count(mixture: Callable[[], Any], options: dict[str, Any]) -> Row:
 ROWS = {
     f"{name} | {kind}": by_size(mixture, *KINDS[kind])
     for name, mixture in MIXTURES.items()
-    for kind in (KINDS if name in ("draws", "tokens") else ("stratified", "sequential"))
+    for kind in {"draws": KINDS, "tokens": ("stratified", "sequential", "padded")}.get(name, ("sequential",))
 } | {
     f"{name} | count{', drop' if drop else ''}": by_count(mixture, {"drop_last": drop})
     for name, mixture in MIXTURES.items()
-    for drop in (False, True)
+    for drop in ((False, True) if name in ("draws", "tokens") else (False,))
 }
 
 
