@@ -1,5 +1,6 @@
 """Changes of a run in detail: what is accepted and refused, at which step it holds, and what is told of samples."""
 
+import shutil
 import time
 from itertools import islice
 from pathlib import Path
@@ -354,6 +355,28 @@ def test_ranks_are_dealt_what_is_left_in_a_running_loop() -> None:
         if made.steps == 2:
             made.reshard(1, 0)
     assert again == came
+
+
+def test_a_key_of_several_samples_excludes_none_of_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_shards(
+            [(f"{name}{number}", {"json": b"1"}) for number in range(3)] + [("img", {"json": b"2"})],
+            tmp_path / name,
+            n_shards=1,
+        )
+    both = tmp_path / "both"
+    both.mkdir()
+    for name in ("a", "b"):
+        shutil.copy(next((tmp_path / name).glob("*.tar")), both / f"{name}.tar")
+    index_shards(both)
+    shards = IndexedShards(both)
+    for dataset in (shards, ConcatShards({"one": shards})):
+        one = ResumableLoader(dataset, DistributedBatchSampler(len(dataset), 2), collate_fn=list)
+        with pytest.raises(ValueError, match=r"2 samples have the key 'img', .* give their indices"):
+            one.exclude(["a1", "img"])
+        assert not len(one.excluded_indices)
+        one.exclude(["a1", *(index for index in range(len(dataset)) if dataset.key(index) == "img")])
+        assert len(one.excluded_indices) == 3
 
 
 def test_the_samples_of_a_step_are_found_and_read_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import chain
@@ -226,8 +226,11 @@ def _find(dataset: IndexedShards, name: str) -> tuple[int, str, str | None] | No
     """The number of a sample, its key, and that of a member, if the name goes on with one behind some dot."""
     dots = [match.start() for match in re.finditer(r"\.", name)]
     for key, member in [(name, None), *((name[:dot], name[dot + 1 :].lower()) for dot in reversed(dots))]:
-        with suppress(KeyError):
+        try:
             return dataset.find(key), key, member
+        except KeyError as error:
+            if error.args[0] != key:  # several samples have it
+                raise ValueError(f"{error.args[0]}, or name one shard") from None
     return None
 
 

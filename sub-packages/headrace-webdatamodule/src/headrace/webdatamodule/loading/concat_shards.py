@@ -135,15 +135,18 @@ class ConcatShards(ConcatDataset[Any]):
         return self.parts[number].key(local)
 
     def find(self, key: str) -> int:
-        """The position of the first sample with a key, in the one source that has it.
+        """The position of the sample with a key, in the one source that has it.
 
         Raises:
-            KeyError: No source has it, or several have.
+            KeyError: No source has it, or several samples have.
         """
         found = []
         for number, part in enumerate(self.parts):
-            with suppress(KeyError):
+            try:
                 found.append((self.cumulative_sizes[number] - len(part) + part.find(key), self.names[number]))
+            except KeyError as error:
+                if error.args[0] != key:  # several in this source
+                    raise
         if len(found) > 1:
             raise KeyError(
                 f"{key!r} is in {len(found)} sources, {', '.join(name for _, name in found)}: give its index"

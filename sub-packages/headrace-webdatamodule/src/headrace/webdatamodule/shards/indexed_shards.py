@@ -381,20 +381,23 @@ class IndexedShards:
         return int(opened.begins[opened.span(number)[0]]) * opened.unit
 
     def find(self, key: str) -> int:
-        """The position of the first sample with a key, from the indexes alone.
+        """The position of the sample with a key, from the indexes alone.
 
         Args:
             key: The sample's key.
 
         Raises:
-            KeyError: No sample has the key.
+            KeyError: No sample has the key, or samples of several shards have it.
         """
+        found = list[int]()
         for shard, index in enumerate(self._every_index()):
-            try:
-                return self._starts[shard] + index.find(key)
-            except KeyError:
-                continue
-        raise KeyError(key)
+            with suppress(KeyError):
+                found.append(self._starts[shard] + index.find(key))
+        if len(found) > 1:
+            raise KeyError(f"{len(found)} samples have the key {key!r}, each in another shard: give their indices")
+        if not found:
+            raise KeyError(key)
+        return found[0]
 
     @property
     def columns(self) -> tuple[str, ...]:
