@@ -65,7 +65,7 @@ def test_a_report_prints_as_a_table() -> None:
     reports = {name: DistributedSizeAwareBatchSampler(SIZES, 500).report() for name in ("one", "other")}
     lines = table(reports).splitlines()
     assert lines[0].split() == ["one", "other"]
-    assert len(lines) == 1 + len(PlanReport.__dataclass_fields__)
+    assert len(lines) == 1 + len(PlanReport.__dataclass_fields__) - 1, "budget and budgets are one line"
     assert str(reports["one"]).splitlines()[2].split() == ["samples", "1,003"]
 
 
@@ -91,6 +91,9 @@ def test_reports_count_every_budget() -> None:
     report = DistributedSizeAwareBatchSampler(graphs, (100, 30), strategy="sequential").plan().report()
     assert (report.budget, report.largest, report.size, report.fill) == (30, 30, 120, 1.0)
     assert report.fills == (0.03, 1.0)
+    assert report.budgets == (100, 30)
+    assert "fill 3.00% and 100.00% of 100 and 30" in repr(report)
+    assert dict(report.rows())["budget"] == "100 30"
     over = DistributedSizeAwareBatchSampler(
         [[1, 1], [1, 50], [1, 1]], (100, 30), strategy="sequential", oversize="own_batch"
     )

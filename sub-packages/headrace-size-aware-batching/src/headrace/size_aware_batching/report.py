@@ -125,6 +125,7 @@ class PlanReport:
             are concatenated have no padding. So are ``shapes`` and ``shapes_cost``.
         cost: ``"sum"``, ``"padded"`` or ``"function"``.
         budget: Budget of a batch, in the unit of the cost.
+        budgets: All budgets; the table shows them where there are several.
         largest: Largest cost of a batch.
         fill: Mean cost of a batch as a share of the budget.
         fills: The same for each budget.
@@ -160,6 +161,7 @@ class PlanReport:
     padding: float
     cost: str
     budget: float
+    budgets: tuple[float, ...]
     largest: float
     fill: float
     fills: tuple[float, ...]
@@ -210,6 +212,7 @@ class PlanReport:
             padding=1 - size / padded if padded else 0.0,
             cost=as_cost(plan.cost).name,
             budget=float(plan.budget[column]),
+            budgets=tuple(map(float, plan.budget)),
             largest=float(costs[:, column].max(initial=0)),
             fill=float(fills[column]),
             fills=tuple(fills.tolist()),
@@ -234,9 +237,11 @@ class PlanReport:
     def __repr__(self) -> str:
         padding = "" if self.cost == SumCost.name else f", padding {self.padding:.2%}"
         skipped = f", {self.skipped:,} skipped" if self.skipped else ""
+        fills = " and ".join(f"{fill:.2%}" for fill in self.fills)
+        budgets = " and ".join(f"{budget:,.10g}" for budget in self.budgets)
         return (
-            f"{type(self).__name__}({self.batches:,} batches of {self.samples:,} samples, fill {self.fill:.2%} of "
-            f"{self.budget:,.10g}{padding}, {self.num_replicas:,} ranks x {self.steps:,} steps, imbalance "
+            f"{type(self).__name__}({self.batches:,} batches of {self.samples:,} samples, fill {fills} of "
+            f"{budgets}{padding}, {self.num_replicas:,} ranks x {self.steps:,} steps, imbalance "
             f"{self.imbalance:.4f}{skipped})"
         )
 
@@ -250,6 +255,7 @@ class PlanReport:
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
         cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
+        cells["budget"] = cells.pop("budgets")
         of_padding = ("padded", "padding", "shapes", "shapes_cost") if self.cost == SumCost.name else ()
         cells |= dict.fromkeys(of_padding, "-")
         for part in (self.optimizer_steps, self.curriculum):
