@@ -30,6 +30,13 @@ def test_budget_that_holds_nothing(value: object) -> None:
         checked_budget(value)
 
 
+def test_a_budget_of_edges_that_is_0_names_what_takes_its_place() -> None:
+    graphs = np.array([[3, 0], [4, 0]])  # none has edges, so that "nothing would fit" is not true
+    with pytest.raises(ValueError, match=r"greater than 0, got 0: where nothing limits a batch give math\.inf"):
+        DistributedSizeAwareBatchSampler(graphs, (10, 0))
+    assert len(DistributedSizeAwareBatchSampler(graphs, (10, math.inf)).plan()) == 1
+
+
 def test_budgets() -> None:
     assert [checked_budget(value) for value in (1, 0.5, math.inf, np.int64(3), torch.tensor(2.5))] == [
         1,

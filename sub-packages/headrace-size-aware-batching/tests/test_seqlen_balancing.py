@@ -197,7 +197,7 @@ def test_one_rank_alone_gives_its_lengths_in_a_list() -> None:
         (
             lambda: micro_batch_indices([[3, 3, 3], [5]], 6),
             ValueError,
-            "there must be a sample for each of 2 micro-batches, got 1 samples",
+            r"a sample for each of 2 micro-batches, got 1 sample of rank 1: .* or pad=True, which repeats",
         ),
         (
             lambda: micro_batch_indices([[3, 3]], 6, work=lambda lengths: lengths[:1]),
@@ -211,3 +211,14 @@ def test_one_rank_alone_gives_its_lengths_in_a_list() -> None:
 def test_what_cannot_be_divided_is_refused(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_a_rank_with_too_few_samples_repeats_its_smallest() -> None:
+    lengths = [[60, 50, 40, 60, 30], [20, 90], [70]]
+    found = micro_batch_indices(lengths, 100, pad=True)
+    assert [len(groups) for groups in found] == [3, 3, 3]
+    assert sorted(sample for group in found[0] for sample in group) == [0, 1, 2, 3, 4]
+    assert found[1:] == [[[1], [0], [0]], [[0], [0], [0]]]
+    assert all(sum(lengths[0][sample] for sample in group) <= 100 for group in found[0])
+    enough = [[6, 2, 5, 4, 3], [7, 2]]
+    assert micro_batch_indices(enough, 10, pad=True) == micro_batch_indices(enough, 10)

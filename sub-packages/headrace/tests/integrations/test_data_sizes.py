@@ -1,4 +1,4 @@
-"""Columns of Arrow, Hugging Face datasets, Parquet, polars, pandas and numpy are sizes, weights and groups as they are."""
+"""Columns of Arrow, Hugging Face datasets, Parquet, polars, pandas and numpy as sizes, weights and groups."""
 
 import sys
 from pathlib import Path

@@ -129,7 +129,8 @@ class StepPlan:
 
     Args:
         micro_batches: ``micro_batches[rank][k]`` are the samples of a rank's micro-batch k, ascending. Every rank has
-            the same number of micro-batches, and none is empty. Micro-step 0 has the most work.
+            the same number of micro-batches, and none is empty. With ``meet="micro_batch"`` micro-step 0 has the most
+            work.
         starts: Start of each entry of ``micro_batches`` in its sample: 0, unless ``oversize="split"`` cut the sample.
         lengths: Size of each entry, of its sample or its piece: shape ``[samples]`` or ``[samples, k]`` in each
             micro-batch.

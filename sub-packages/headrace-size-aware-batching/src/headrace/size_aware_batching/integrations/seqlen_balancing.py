@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import checked_flag, checked_int
+from headrace.size_aware_batching._validation import checked_flag, checked_int, counted
 from headrace.size_aware_batching.sizes.read import size_vector
 from headrace.size_aware_batching.steps import plan_step
 
@@ -137,6 +137,7 @@ def micro_batch_indices(
     num_batches_divided_by: int | None = None,
     min_num_micro_batch: int | None = None,
     work: Work | None = None,
+    pad: bool = False,
 ) -> list[Groups]:
     """Divide the samples of each rank into micro-batches within a cap, the same number on all ranks.
 
@@ -152,10 +153,12 @@ def micro_batch_indices(
         min_num_micro_batch: Minimum number of micro-batches; None: 1.
         work: Function from an int64 array of lengths to the work of each sample; micro-batches are balanced by work.
             None: the lengths. verl uses ``lambda lengths: 24576 * lengths + lengths**2``.
+        pad: Whether a rank with fewer samples than there are micro-batches repeats its sample with the least work, in
+            micro-batches that hold it alone: give these no weight in the loss. False: raise an error.
 
     Returns:
         For each rank its micro-batches: lists of ascending indices into its own lengths, in descending order of work,
-        so that micro-batches that run at the same time have similar work.
+        so that micro-batches that run at the same time have similar work. Repeats come last.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -163,6 +166,8 @@ def micro_batch_indices(
 
     >>> micro_batch_indices([[6, 2, 5, 4, 3], [7, 2]], 10)
     [[[0, 3], [1, 2, 4]], [[0], [1]]]
+    >>> micro_batch_indices([[6, 2, 5, 4, 3], [7]], 10, pad=True)
+    [[[0, 3], [1, 2, 4]], [[0], [0]]]
     """
     cap = checked_int("max_token_len", max_token_len, least=1)
     multiple = checked_int("num_batches_divided_by", num_batches_divided_by or 1, least=1)
@@ -173,7 +178,7 @@ def micro_batch_indices(
     if not lengths:
         raise ValueError("lengths_of_ranks must hold the lengths of each rank, got no rank: give [lengths] for one")
     loads = lengths if work is None else [_work_of(own, work) for own in lengths]
-    ranks = _same_number(lengths, loads, cap, least, multiple)
+    ranks = _same_number(lengths, loads, cap, least, multiple, checked_flag("pad", pad))
     return [
         sorted(groups, key=lambda group, of=own: (-of[group].sum(), group))  # type: ignore[misc]  # binds own of this rank
         for groups, own in zip(ranks, loads, strict=True)
@@ -181,22 +186,25 @@ def micro_batch_indices(
 
 
 def _same_number(
-    lengths: list[NDArray[Any]], work: list[NDArray[Any]], cap: int, least: int, multiple: int
+    lengths: list[NDArray[Any]], work: list[NDArray[Any]], cap: int, least: int, multiple: int, pad: bool = False
 ) -> list[Groups]:
     """Return the groups of each list within the cap, balanced by work: the least number that all lists can have."""
     count = max([least, *(_fewest(own, cap) for own in lengths)])
     count = -(-count // multiple) * multiple
-    while (short := min(map(len, lengths))) >= count:
+    while pad or min(map(len, lengths)) >= count:
         plans = [
-            plan_step(own, cap, num_replicas=count, work=loads, meet="step")
+            plan_step(own, cap, num_replicas=count, work=loads, meet="step", pad=pad)
             for own, loads in zip(lengths, work, strict=True)
         ]
         if all(plan.num_micro_batches == 1 for plan in plans):
             return [[indices.tolist() for [indices] in plan.micro_batches] for plan in plans]
         count += multiple
+    few = [(rank, len(own)) for rank, own in enumerate(lengths) if len(own) < count]
+    where = "" if len(lengths) == 1 else f" of rank {few[0][0]}" + f" and {len(few) - 1} more" * (len(few) > 1)
+    cure = "" if len(lengths) == 1 else ", or pad=True, which repeats the sample with least work"
     raise ValueError(
-        f"there must be a sample for each of {count} micro-batches, got {short} samples: take more samples, or a "
-        "smaller minimum or multiple of micro-batches"
+        f"there must be a sample for each of {counted(count, 'micro-batch')}, got {counted(few[0][1], 'sample')}"
+        f"{where}: take more samples, or a smaller minimum or multiple of micro-batches{cure}"
     )
 
 

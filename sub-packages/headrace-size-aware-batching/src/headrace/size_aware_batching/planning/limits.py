@@ -58,7 +58,9 @@ def checked_budget(max_total_size: object) -> Number:
     """
     number = real_number(max_total_size, "max_total_size")
     if number <= 0:
-        raise ValueError(f"max_total_size must be greater than 0, got {number}: nothing would fit")
+        raise ValueError(
+            f"max_total_size must be greater than 0, got {number}: where nothing limits a batch give math.inf"
+        )
     if UNLIMITED <= number < math.inf:
         raise ValueError(
             f"max_total_size must be less than 2**62, or math.inf for no limit, got {number}: count sizes and budget "

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from headrace.size_aware_batching.planning.batch_list import (
     StrataList,
     WindowedList,
 )
-from headrace.size_aware_batching.planning.costs import Work, given_work
+from headrace.size_aware_batching.planning.costs import Work, at_least_one, given_work
 from headrace.size_aware_batching.planning.curriculum import Ramp, Stage, draw_stages, shortest_first
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
@@ -257,7 +257,11 @@ def sorted_packing(largest: NDArray[Any], limits: Limits, options: Options, _key
     """Return how samples of similar size are cut into batches, in descending order."""
     if options.shapes is not None and limits.capacity is not None:  # a group for each
         return SortedPacking(cut_by_counts(limits.capacity(largest[:, 0]), limits), equal_groups(largest))
-    if limits.capacity is None or largest.shape[1] > 1:
+    if limits.capacity is not None and largest.shape[1] > 1:
+        # The largest values of a stratum's columns are those of no sample; each of its samples fits by itself.
+        alone = replace(limits, capacity=partial(at_least_one, limits.capacity))
+        return SortedPacking(next_fit(largest, alone), equal_groups(largest))
+    if limits.capacity is None:
         column = largest[:, 0] if largest.shape[1] == 1 else largest
         return SortedPacking(next_fit(column, limits), equal_groups(largest))
     counts = largest_counts(largest[:, 0], limits.capacity, replace(limits, most_items=UNLIMITED))
