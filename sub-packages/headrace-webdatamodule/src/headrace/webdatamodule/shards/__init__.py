@@ -66,7 +66,7 @@ __all__ = [
 _LATER = {
     "InProcessWarning": "headrace.webdatamodule.shards.writing.executor",
     "Remote": "headrace.webdatamodule.shards.remote.shards",
-    "RetryPolicy": "headrace.webdatamodule.shards.remote.filesystem",
+    "RetryPolicy": "headrace.webdatamodule.shards.remote.retries",
     "write_shards": "headrace.webdatamodule.shards.writing.write",
 }
 
