@@ -20,6 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from headrace.size_aware_batching import (
     BlockwiseSizeAwareBatchSampler,
     DistributedSizeAwareBatchSampler,
+    plan_step,
     size_aware_batching,
 )
 from headrace.size_aware_batching.planning.options import STRATEGIES, Strategy
@@ -904,3 +905,14 @@ def test_bucketed_batches_without_a_cost_are_warned_of(blockwise: bool) -> None:
     padded = list(made(strategy="bucketed", cost="padded"))
     assert max(len(batch) * SIZES[batch].max() for batch in padded) <= 500
     assert list(made()) == list(made(cost="sum"))
+
+
+def test_work_that_does_not_add_up_to_a_finite_number_is_refused() -> None:
+    work = np.full(40, 1e308)
+    for call in (
+        lambda: DistributedSizeAwareBatchSampler([5] * 40, 12, work=work),
+        lambda: plan_step([5] * 40, 12, num_replicas=2, work=work),
+    ):
+        with pytest.raises(ValueError, match=r"work must add up to a finite number, got up to 1e\+308"):
+            call()
+    assert DistributedSizeAwareBatchSampler([5] * 40, 12, work=work / 100).report().imbalance == 1

@@ -7,6 +7,7 @@ Three entry points share one set of checks: `read_sizes` (all sizes of a dataset
 import numbers
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -205,6 +206,8 @@ def work_vector(work: Any, n_samples: int, name: str = "work") -> NDArray[np.flo
         raise ValueError(f"{name} must hold one number for each of {n_samples} samples, got {len(vector)} numbers")
     if (wrong := np.flatnonzero(~np.isfinite(vector))).size:
         raise ValueError(f"{name} must hold finite numbers, got {vector[wrong[0]]} at index {wrong[0]}")
+    if (largest := float(vector.max(initial=0))) > sys.float_info.max / max(1, n_samples):
+        raise ValueError(f"{name} must add up to a finite number, got up to {largest}: count it in a larger unit")
     return vector
 
 
