@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from indexed_runs import RESTORE, TRAIN, Model, Save, Stateful, keys, trainer
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
@@ -142,3 +143,26 @@ def test_a_validation_that_was_stopped_is_skipped_and_training_goes_on(tmp_path:
         if done == 3 and hook in ("batch end", "val batch end"):
             resumed = fit(module(), path=path, **options)
             assert (resumed.seen, resumed.validated) == (whole.seen[3:], whole.validated[1:])
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_several_loaders_resume_exactly_or_are_refused(tmp_path: Path, asks: bool) -> None:
+    class Two(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return super().training_step([*batch["long"], *batch["short"]], batch_idx)
+
+    def run(*callbacks: Callback, path: Any = None) -> Model:
+        shorter = DistributedBatchSampler(9, 3, num_replicas=1, rank=0, seed=1)
+        both = {"long": loader(), "short": ResumableLoader(SAMPLES[:9], shorter, collate_fn=keys, name="short")}
+        model = Two(asks=asks)
+        trainer(*callbacks, max_epochs=2).fit(model, both, ckpt_path=path, **RESTORE)
+        return model
+
+    saving = Save(tmp_path)
+    whole = run(saving).seen
+    for path, hook, done in saving.saved:
+        if (hook, done) in {("batch end", 2), ("batch end", 3), ("epoch end", 7), ("batch end", 9)}:
+            assert run(path=path).seen == whole[done:]
+        elif hook == "batch end" and done in (4, 6, 12):  # the shorter one has 3 batches
+            with pytest.raises(ValueError, match=r"the short loader had begun another pass"):
+                run(path=path)

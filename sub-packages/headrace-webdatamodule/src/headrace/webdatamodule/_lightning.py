@@ -223,22 +223,29 @@ def join_loader_alone(loader: EpochLoader) -> None:
     """Join a loader with the fit loop that sets its epoch at this moment, if one does, and see that it is resumed."""
     if (loop := _advancing_loop()) is None:
         return
-    if states := loop._combined_loader_states_to_load:  # also of an epoch that `max_steps` ended
+    states, is_alone = loop._combined_loader_states_to_load, len(loop._combined_loader.flattened) == 1
+    if states and (loop.restarting or is_alone):  # also of an epoch that `max_steps` ended
         loop._combined_loader._load_state_dicts(states)
         loop._combined_loader_states_to_load = []
     if loop.restarting:
         if loop.restarted_mid_epoch and not (loader.resumed or loop.epoch_loop.batch_progress.is_last_batch):
             raise _without_position(loader._name)
-        _refuse_other_length(loader, loop)
+        _refuse_beside_others(loader, loop)
     if not isinstance(loader._loop, LoaderAlone) or loader._loop._joined is not loop.trainer:
         loader._join(LoaderAlone(loop.trainer, loader))
 
 
-def _refuse_other_length(loader: EpochLoader, loop: Any) -> None:
-    """Refuse to resume one of several loaders within an epoch whose length the loop has taken for another one."""
+def _refuse_beside_others(loader: EpochLoader, loop: Any) -> None:
+    """Refuse to resume one of several loaders in another pass, or within an epoch of another length than the loop's."""
     loaders = loop._combined_loader.flattened
     if len(loaders) == 1 or not loop.restarted_mid_epoch or loader not in loaders:
         return
+    if loader.resumed and loader.epoch > loop.epoch_progress.current.processed:
+        raise ValueError(
+            f"ckpt_path must be a checkpoint of the first pass over each of {len(loaders)} train loaders, and the "
+            f"{loader._name} loader had begun another pass, whose position Lightning forgets: samples come again. "
+            "Resume from the end of an epoch, or give one loader"
+        )
     taken = loop._combined_loader.limits[loaders.index(loader)]
     try:
         length = _limited(len(loader), loop.trainer.limit_train_batches)
