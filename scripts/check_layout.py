@@ -17,7 +17,9 @@ COPIES = (
     ("size_aware_batching/sizes/columns.py", "weighted_sampler/_columns.py", "webdatamodule/loading/columns.py"),
     ("size_aware_batching/planning/as_sampler.py", "webdatamodule/loading/as_sampler.py"),
     ("size_aware_batching/planning/cursor.py", "weighted_sampler/_cursor.py", "webdatamodule/loading/cursor.py"),
+    ("size_aware_batching/planning/epoch_plan.py", "webdatamodule/loading/epoch_plan.py"),
     ("size_aware_batching/planning/ranks.py", "weighted_sampler/_ranks.py", "webdatamodule/loading/ranks.py"),
+    ("size_aware_batching/planning/run.py", "webdatamodule/loading/run.py"),
     ("size_aware_batching/planning/run_record.py", "webdatamodule/loading/run_record.py"),
     ("size_aware_batching/testing.py", "weighted_sampler/testing.py", "webdatamodule/testing.py"),
 )

@@ -23,7 +23,7 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.loading.batch_sampler import equal_share
+from headrace.webdatamodule.loading.equal_plan import equal_share
 from headrace.webdatamodule.streaming.stream_sources import pieces, rank_share
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -411,9 +411,6 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "step": lambda sampler: sampler.step(-1),
     "reweight": too_early,
 }
-BROKEN = {
-    ("count of a mixture", "reweight"): "the change is recorded before it is refused",
-}
 
 
 @pytest.mark.parametrize(
@@ -423,7 +420,6 @@ BROKEN = {
             make,
             ask,
             id=f"{name}, {what}",
-            marks=[pytest.mark.xfail(reason=BROKEN[name, what])] if (name, what) in BROKEN else [],
         )
         for name, make in FEW.items()
         for what, ask in REFUSED.items()

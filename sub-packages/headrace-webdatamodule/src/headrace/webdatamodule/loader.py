@@ -28,10 +28,10 @@ from headrace.webdatamodule.loading.batch_reading import (
     SkippedSample,
     warn_of_skipped,
 )
-from headrace.webdatamodule.loading.batch_sampler import DATA
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, sample_place
 from headrace.webdatamodule.loading.data_sketch import data_sketch, what_differs
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
+from headrace.webdatamodule.loading.equal_plan import DATA
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
 from headrace.webdatamodule.loading.iteration import (
     Iteration,

@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 import webdataset as wds
 from torch.utils.data import get_worker_info
 
-from headrace.webdatamodule.loading.batch_sampler import equal_share
+from headrace.webdatamodule.loading.equal_plan import equal_share
 from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex
 from headrace.webdatamodule.shards.decoding.decode import member_decoder
 from headrace.webdatamodule.shards.errors import Damage

@@ -1,0 +1,622 @@
+"""A run over epochs: where it is, what changed in it, and every step that was or will be.
+
+It knows nothing of samples and how they are batched: a `Planner` makes plans, and an `EpochPlan` gives the steps from
+any place on.
+
+The packages of headrace do not import one another, so two of them have this file; the copies are equal.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cursor import EpochCursor
+from .epoch_plan import EpochPlan, Place, PlannedBatch, Steps
+from .ranks import Mesh, Ranks, process_group
+from .run_record import Part, RunRecord
+
+DRAWS = 1024  # the weights of a mixture change at multiples of this
+_LIBRARIES = ("headrace.", "torch.utils.data.", "lightning.")
+Settings = Mapping[str, Any]  # as the record has them: n, options, exclude, reweight
+
+
+@dataclass(frozen=True)
+class History:
+    """What a plan may depend on of a run before its epoch.
+
+    Attributes:
+        world: Number of ranks with which the run began.
+        settings_of: Returns the settings with which an earlier epoch began; None if they are not recorded.
+    """
+
+    world: int
+    settings_of: Callable[[int], Settings | None]
+
+
+class Order(Protocol):
+    """The order of a user's sampler, as a run handles it; `NoSampler` stands for none."""
+
+    @property
+    def epoch_length(self) -> int:
+        """Draws of an epoch of a mixture."""
+
+    def check(self, epoch: int, world: int, mesh: Mesh | None, /) -> None:
+        """Refuse an order that is not that of all ranks."""
+
+    def set_epoch(self, epoch: int, changed: bool, /) -> None:
+        """Pass the epoch on to the sampler."""
+
+    def finished(self) -> None:
+        """Note that an iteration came to its end: the next one may read the sampler anew."""
+
+    def refuse_resume(self) -> None:
+        """Refuse to resume within an epoch whose order cannot be read again."""
+
+    def refuse_no_mixture(self) -> None:
+        """Refuse a sampler without weights that a run may change."""
+
+    def reweighted(self, weights: Any, draw: int, /) -> list[Any]:
+        """Return the changes of a mixture's weights, with another one from a draw on."""
+
+    def set_reweights(self, changes: list[Any], /) -> None:
+        """Give the mixture these changes of its weights."""
+
+
+class Planner(Protocol):
+    """Makes plans from settings. It is frozen; only a user's sampler below it has an epoch."""
+
+    @property
+    def version(self) -> int:
+        """Version of the states."""
+
+    @property
+    def seed(self) -> int:
+        """Key of all randomness."""
+
+    @property
+    def order(self) -> Order:
+        """The order of the user's sampler."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings, as the record stores them."""
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs differ and need ``set_epoch``."""
+
+    def at(self, settings: Settings, /) -> Planner:
+        """Return the planner for recorded settings."""
+
+    def plan(self, epoch: int, history: History, /) -> EpochPlan:
+        """Return the plan of a complete epoch."""
+
+    def rest(self, epoch: int, before: Any, position: int, /) -> EpochPlan:
+        """Return the plan of what another plan of this planner leaves of an epoch from a position on."""
+
+    def refuse_rest(self) -> None:
+        """Refuse a change in the middle of an epoch, if its plan depends on what came before."""
+
+    def refuse_lookup(self) -> None:
+        """Refuse to look up or skip steps, if that is not possible."""
+
+    def check_state(self, state: Any, /) -> Mapping[str, Any]:
+        """Refuse what is no state, or one of another version or seed; return it with plain ints."""
+
+    def accepts(self, state: Mapping[str, Any], recorded: Settings, accept: Collection[str], /) -> bool:
+        """Return whether a state is of other settings that are accepted; refuse those that are not."""
+
+    def fingerprint_at(self, epoch: int, /) -> str:
+        """Return the fingerprint that states of an epoch hold."""
+
+    def state_of(self, epoch: int, place: Place, /) -> dict[str, Any]:
+        """Return what states hold beside the position and the record."""
+
+
+class NoSampler:
+    """In place of a user's sampler: the planner has an order of its own, which is known in every epoch."""
+
+    epoch_length = 0
+
+    def check(self, _epoch: int, _world: int, _mesh: Mesh | None) -> None:
+        """All ranks have the same order."""
+
+    def set_epoch(self, _epoch: int, _changed: bool) -> None:
+        """There is no sampler that needs the epoch."""
+
+    def finished(self) -> None:
+        """There is no sampler to read."""
+
+    def refuse_resume(self) -> None:
+        """Every epoch is known."""
+
+    def refuse_no_mixture(self) -> None:
+        """Refuse: there is no mixture."""
+        raise TypeError("sampler must mix sources by weight for that, got NoneType: give a WeightedDistributedSampler")
+
+    def reweighted(self, _weights: Any, _draw: int) -> list[Any]:
+        """Refuse: there is no mixture."""
+        self.refuse_no_mixture()
+        return []
+
+    def set_reweights(self, changes: list[Any]) -> None:
+        """Refuse changes of weights: there is no mixture."""
+        if changes:
+            raise ValueError(
+                "state is of a run whose mixture got other weights, and sampler is None: give the "
+                "WeightedDistributedSampler of that run"
+            )
+
+
+class Iteration:
+    """An iteration over an epoch: its plan, the place where it began, and the number of ranks."""
+
+    def __init__(self, plan: EpochPlan, began: Place, world: int) -> None:
+        self.plan, self.began, self.world, self.finished = plan, began, world, False
+
+
+class Run:
+    """The run of a sampler.
+
+    A change in the middle of an epoch ends the current plan, and the rest is planned anew. Positions continue over all
+    plans of an epoch.
+
+    Args:
+        planner: Makes the plans.
+        ranks: The data-parallel ranks.
+        all_ranks: Whether one process takes the batches of all ranks.
+    """
+
+    def __init__(self, planner: Planner, ranks: Ranks, all_ranks: bool = False) -> None:
+        self.planner, self.ranks, self.all_ranks = planner, ranks, all_ranks
+        self._cursor, self._record = EpochCursor(), RunRecord()
+        self._start = Place(0)  # of the next iteration, unless it is the beginning of the epoch
+        self._interrupted: Iteration | None = None  # a running one whose rest was planned anew
+        self._timelines: dict[int, list[EpochPlan]] = {}
+        self._record.note(0, 0, planner.settings)
+
+    # Where it is.
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the latest iteration, or of the next one."""
+        return self._cursor.epoch
+
+    @property
+    def position(self) -> int:
+        """The position of the latest iteration, or where the next one begins."""
+        return self._cursor.position
+
+    @property
+    def world(self) -> int:
+        """Current number of data-parallel ranks."""
+        return self.ranks.world_size()
+
+    @property
+    def iteration(self) -> Iteration | None:
+        """The latest iteration; None if a state was loaded or another epoch was chosen since."""
+        latest: Iteration | None = self._cursor.iteration
+        return latest
+
+    @property
+    def start(self) -> Place:
+        """Where the next iteration begins."""
+        return self._start if self._cursor.start == self._start.position else Place(self._cursor.start)
+
+    def place(self, position: int | None = None) -> Place:
+        """Return the place of the latest iteration, or of another position of its epoch."""
+        latest = self.iteration
+        if position is None and latest is None:
+            return self.start
+        position = self.position if position is None else position
+        if latest is not None:
+            return latest.plan.place(position, latest.began, latest.world)
+        return self.current_plan(position).place(position, self.start, self.world)
+
+    # Plans.
+
+    @property
+    def history(self) -> History:
+        """What a plan may depend on of the run so far."""
+        return self._history(self.position)
+
+    def _history(self, position: int) -> History:
+        world = self._record.first_world(self.epoch, position)  # None: the run begins now
+        return History(world or self.world, self._settings_of)
+
+    def _settings_of(self, epoch: int) -> Settings | None:
+        """Return the settings with which an epoch before the present one began."""
+        return self._record.settings(epoch, 0) if epoch < self.epoch else None
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """Return the plan of a complete epoch with the present settings."""
+        return self.planner.plan(epoch, self.history)
+
+    def current_plan(self, position: int | None = None) -> EpochPlan:
+        """Return the plan that holds at a position of this epoch, by default the current one."""
+        position = self.position if position is None else position
+        for plan in reversed(self._timeline(self.epoch)[1:]):
+            if plan.start <= position:
+                return plan
+        return self.planner.plan(self.epoch, self._history(position))
+
+    def _timeline(self, epoch: int) -> list[EpochPlan]:
+        """Return the plans of an epoch that has begun, each from a change on; none if it has no such change."""
+        if self._record.start_of(epoch) is None:
+            return []
+        if epoch not in self._timelines:
+            first, *later = self._record.parts(epoch)
+            later = [part for part in later if part.change and self._record.replans(part.change)]
+            plans = [self._first_plan(epoch, first.settings)] if later else []
+            for part in later:
+                position = part.change["position"] if part.change else 0
+                plans.append(self.planner.at(part.settings).rest(epoch, plans[-1], position))
+            self._timelines = {other: known for other, known in self._timelines.items() if other == self.epoch}
+            self._timelines[epoch] = plans
+        return self._timelines[epoch]
+
+    def _first_plan(self, epoch: int, settings: Settings) -> EpochPlan:
+        """Return the plan with which a recorded epoch began."""
+        record = self._record
+        history = History(record.first_world() or self.world, lambda past: record.settings(past, 0))
+        return self.planner.at(settings).plan(epoch, history)
+
+    def _settings(self, world: int | None = None) -> dict[str, Any]:
+        """Return the current settings, as the record stores them."""
+        ranks = {} if world is None else {"world": world, "all": self.all_ranks}
+        return {**ranks, **self.planner.settings}
+
+    # Iterating.
+
+    def deliver(self, owner: object) -> Iterator[PlannedBatch]:
+        """Yield this rank's batches from the start on; ``owner`` is the sampler."""
+        while (yield from self._deliver(owner)):  # until no change interrupts it
+            pass
+
+    def _deliver(self, owner: object) -> Generator[PlannedBatch, None, bool]:
+        """Yield this rank's batches of the epoch; return whether a change interrupted that."""
+        world, rank = self._readers()
+        epoch, began, planner = self.epoch, self.start, self.planner
+        planner.order.check(epoch, world, self.ranks.mesh)
+        with self._restored_if_refused():
+            if self._record.begin(epoch, began.position, self._settings(world)):
+                self._timelines = {}
+            plan = self.current_plan(began.position)
+            if not began.position:
+                plan.refuse_empty(world)
+            steps = plan.steps(began, world, self.all_ranks)
+            first = list(islice(steps, 1))  # which may raise an error: the position stays as it was
+        this = Iteration(plan, began, world)
+        self._cursor.begin(this)
+        before = self._record.step
+        for yielded, batch in enumerate(self._batches_of(this, chain(first, steps), rank), 1):
+            if self._cursor.move(this, batch.place.position):
+                self._record.step = before + (yielded // world if self.all_ranks else yielded)
+            yield batch
+            if self._interrupted is this:
+                return self.iteration is None  # and no other iteration has begun since
+        if self._cursor.move(this, plan.end):
+            this.finished = True
+            if planner.epochs_differ:
+                self._cursor.finish(this, began.position, owner)
+            planner.order.finished()
+        return False
+
+    def batches_from(self, place: Place | None = None) -> Iterator[PlannedBatch]:
+        """Yield this rank's batches of the epoch from a place on, by default the next one. It moves nothing."""
+        world, rank = self._readers()
+        began = self.start if place is None else place
+        plan = self.current_plan(began.position)
+        if not plan.start <= began.position <= plan.end:
+            raise ValueError(f"place must be at position {plan.start} to {plan.end} of the epoch, got {began.position}")
+        yield from self._batches_of(Iteration(plan, began, world), plan.steps(began, world, self.all_ranks), rank)
+
+    def _readers(self) -> tuple[int, int]:
+        """Return the number of ranks and the rank of this process."""
+        return (self.world, (process_group() or (1, 0))[1]) if self.all_ranks else self.ranks.current()
+
+    def _batches_of(self, iteration: Iteration, steps: Iterator[Steps], rank: int) -> Iterator[PlannedBatch]:
+        """Yield the batches of this rank, or of all ranks."""
+        plan, began, world = iteration.plan, iteration.began, iteration.world
+        first, stride = (0, 1) if self.all_ranks else (rank, world)
+        for some in steps:
+            for text in (some.notice, some.notice_once if rank == 0 else ""):
+                if text:
+                    _warn(text)
+            for number in range(first, len(some.ends), stride):
+                # With all ranks a position lies behind each batch, else behind each step.
+                end = int(some.ends[number if self.all_ranks else number - rank + world - 1])
+                place = plan.place(end, began, world)
+                yield PlannedBatch(plan.keys(some.batch(number)), place, some.draws_of(number))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate over next; a loaded position of another epoch is discarded."""
+        self.planner.order.set_epoch(epoch, self._cursor.choose(epoch))
+
+    # Counting.
+
+    def __len__(self) -> int:
+        plan = self.current_plan()
+        if plan.start:
+            return self._n_batches(self._record.step - (self._record.start_of(self.epoch) or 0)) + self.remaining
+        steps = plan.n_steps(Place(0), self.world)
+        plan.refuse_empty(self.world)
+        return self._n_batches(steps)
+
+    @property
+    def remaining(self) -> int:
+        """Number of batches that are left in the epoch for each rank, or for all ranks together."""
+        return self._n_batches(self.current_plan().n_steps(self.place(), self.world))
+
+    def _n_batches(self, steps: int) -> int:
+        return steps * self.world if self.all_ranks else steps
+
+    # Looking up.
+
+    def step(self, number: int, world: int | None = None) -> list[list[Any]]:
+        """Return the samples of any step of the run, rank by rank; ``world`` is the number of ranks of coming steps."""
+        self.planner.refuse_lookup()
+        if self._record.first_step <= number < self._record.step:
+            return self._past_step(number)
+        return self._coming_step(number - self._record.step, self.world if world is None else world)
+
+    def _past_step(self, number: int) -> list[list[Any]]:
+        epoch = self._record.epoch_of(number)
+        part = [part for part in self._record.parts(epoch) if part.step <= number][-1]
+        world, keep_order = part.settings["world"], part.settings.get("all", False)
+        plan = self._plan_of_part(epoch, part)
+        return _step_of(plan, Place(part.position), world, number - part.step, keep_order)
+
+    def _plan_of_part(self, epoch: int, part: Part) -> EpochPlan:
+        plans = self._timeline(epoch) or [self._first_plan(epoch, part.settings)]
+        return [plan for plan in plans if plan.start <= part.position][-1]
+
+    def _coming_step(self, steps: int, world: int) -> list[list[Any]]:
+        """Return a step of the rest of this epoch, or of one that comes."""
+        empty = False
+        for plan, _, place in self._coming_plans() if steps >= 0 else ():
+            if steps < (left := plan.n_steps(place, world, steps + 1)):
+                return _step_of(plan, place, world, steps, self.all_ranks)
+            if empty and not left:
+                break
+            steps, empty = steps - left, not left
+        raise IndexError("number must be a step of the run, got one that it does not have")
+
+    def _coming_plans(self) -> Iterator[tuple[EpochPlan, int, Place]]:
+        """Yield the plans of this epoch and of those that come, without end, with the epoch and the place in it."""
+        epoch, place = self.epoch, Place(self.position)
+        plan = self.current_plan()
+        while True:
+            yield plan, epoch, place
+            epoch, place = epoch + 1, Place(0)
+            plan = self.plan(epoch)
+
+    # Changing.
+
+    def exclude(self, indices: Sequence[int]) -> None:
+        """Exclude samples from now on."""
+        settings = self.planner.settings
+        known = set(settings["exclude"])
+        if new := [index for index in dict.fromkeys(indices) if index not in known]:
+            self._change({**settings, "exclude": [*settings["exclude"], *new]})
+            self._interrupt()
+
+    def _change(self, settings: Settings, check: Callable[[], Any] = lambda: None) -> Any:
+        """Continue with other settings from here on, unless the epoch or a check refuses that."""
+        with self._restored_if_refused():
+            self.planner, self._timelines = self.planner.at(settings), {}
+            self._note(self.epoch, self.position)
+            checked = check()
+        self._commit()
+        return checked
+
+    def _note(self, epoch: int, position: int) -> None:
+        """Record that other settings hold from a place on; refuse that where the epoch cannot change there."""
+        if self._record.note(epoch, position, self._settings()) and position:
+            self.planner.refuse_rest()
+
+    def _commit(self) -> None:
+        """Give the user's mixture the weights of the present settings."""
+        self.planner.order.set_reweights(list(self.planner.settings.get("reweight", ())))
+
+    @contextmanager
+    def _restored_if_refused(self) -> Iterator[None]:
+        before = self.planner, deepcopy(self._record)
+        try:
+            yield
+        except BaseException:
+            (self.planner, self._record), self._timelines = before, {}
+            raise
+
+    def skip(self, steps: int) -> NDArray[np.int64]:
+        """Skip the next steps of this epoch; return their samples."""
+        self.planner.refuse_lookup()
+        world, start = self.world, self.position
+        if self._record.begin(self.epoch, start, self._settings(world)):
+            self._timelines = {}
+        plan, stop, passed = self.current_plan(), start, start
+        for end, end_of_samples in islice(_ends(plan, Place(start), world, self.all_ranks), steps):
+            stop, passed = end, end_of_samples
+        skipped = plan.delivered(start, passed)
+        self._record.note(self.epoch, start, {}, skip=stop - start)
+        self._timelines = {}
+        self._interrupt(stop)
+        return skipped
+
+    def reshard(self, ranks: Ranks) -> None:
+        """Continue with other ranks."""
+        self.ranks = ranks
+        self._interrupt()
+
+    def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
+        """Change the weights of the mixture from a draw on; return that draw and the first step that it affects."""
+        order, first, waits = self.planner.order, draw, False
+        order.refuse_no_mixture()
+        length = order.epoch_length
+        if first is None:
+            plan, position = self.current_plan(), self.position
+            unread = length if position >= plan.end else plan.first_unread(position)
+            first = -(-(self.epoch * length + unread) // DRAWS) * DRAWS
+            waits = position < plan.end and unread >= length
+        settings = {**self.planner.settings, "reweight": order.reweighted(weights, first)}
+        chosen = first
+        step: int = self._change(settings, lambda: self._step_of_draw(chosen, length))
+        self._interrupt()
+        if waits:
+            _warn(
+                f"the weights change in epoch {first // length}, at step {step} of the run: the windows of batches "
+                f"that have begun reach to the end of epoch {self.epoch}. With a smaller window=, or "
+                "strategy='sequential', weights change earlier"
+            )
+        return first, step
+
+    def _step_of_draw(self, draw: int, length: int) -> int:
+        """Return the first step that may hold a draw or a later one: that of the window that has it."""
+        world, number = self.world, self._record.step
+        for plan, epoch, place in self._coming_plans():
+            position = plan.position_of_draw(draw - epoch * length)
+            if position < plan.end:
+                for step, (_, end) in enumerate(_ends(plan, place, world, self.all_ranks)):
+                    if end > position:
+                        return number + step
+            left = plan.n_steps(place, world)
+            if epoch * length >= draw and not left:  # epochs are empty
+                break
+            number += left
+        return number
+
+    def _interrupt(self, position: int | None = None) -> None:
+        """Let the iteration that is running, or else the next one, continue with other batches from here on."""
+        latest = self.iteration
+        if latest is not None and latest.finished and position is None:
+            return
+        self._start = self.place() if position is None else Place(position)
+        self._interrupted = latest or self._interrupted  # a change at the same step has interrupted it already
+        self._cursor.go_to(self.epoch, self._start.position)
+
+    # States.
+
+    def state(self, place: Place | None = None) -> dict[str, Any]:
+        """Return the state for a resume, at the current place or at another one of the epoch."""
+        planner, epoch = self.planner, self.epoch
+        record = self._record.state(epoch, self.position, self._settings())
+        place = self.place() if place is None else place
+        if place.position != self.position:
+            record = self._record.at(epoch, place.position, self._steps_to(place))
+        return {
+            "version": planner.version,
+            "seed": planner.seed,
+            "epoch": epoch,
+            "position": place.position,
+            "fingerprint": planner.fingerprint_at(epoch),
+            **record,
+            **planner.state_of(epoch, place),
+        }
+
+    def _steps_to(self, place: Place) -> int:
+        """Return how many steps another place of this epoch is behind the current one, negative before it."""
+        parts = self._record.parts(self.epoch) if self._record.start_of(self.epoch) is not None else []
+        begun = [part for part in parts if part.position <= place.position]
+        if len(begun) == len(parts):
+            plan, world = self.current_plan(), self.world
+            return plan.n_steps(self.place(), world) - plan.n_steps(place, world)
+        if not begun:  # skipped at the beginning of the epoch
+            return parts[0].step - self._record.step
+        part = begun[-1]
+        plan, world = self._plan_of_part(self.epoch, part), part.settings["world"]
+        steps = plan.n_steps(Place(part.position), world) - plan.n_steps(place, world)
+        return part.step + steps - self._record.step
+
+    def load(self, state: Any, accept: Collection[str] = ()) -> None:
+        """Resume from a state, unless a later ``set_epoch`` has chosen another epoch."""
+        planner = self.planner
+        state = planner.check_state(state)
+        epoch, position = state["epoch"], state["position"]
+        record = RunRecord.of(state)
+        recorded = record.settings(epoch, position)
+        # The fingerprint is that of the recorded weights.
+        planner = planner.at({**planner.settings, "reweight": recorded["reweight"]})
+        accepted = planner.accepts(state, recorded, accept)
+        if self._cursor.overrules(epoch):
+            return
+        with self._restored_if_refused():
+            planner = planner.at({**planner.settings, "exclude": recorded["exclude"]})
+            changed = epoch != self.epoch
+            self._record, self.planner, self._timelines = record, planner, {}
+            if accepted:
+                self._note(epoch, position)
+            start = self._loaded_place(state, changed)
+        self._commit()
+        self._cursor.resume(epoch, position)
+        self._start = start
+
+    def _loaded_place(self, state: Mapping[str, Any], changed: bool) -> Place:
+        """Go to the epoch of a state; return its place there."""
+        epoch, position, order = state["epoch"], state["position"], self.planner.order
+        if position:
+            order.refuse_resume()
+        order.set_epoch(epoch, changed)
+        if not position:
+            return Place(0)
+        try:
+            plans = [plan for plan in self._timeline(epoch)[1:] if plan.start <= position]
+            plan = plans[-1] if plans else self._first_plan(epoch, self.planner.settings)
+            _refuse_position(position, plan)
+            return plan.loaded_place(state)
+        except BaseException:
+            order.set_epoch(self.epoch, changed)
+            raise
+
+    def checked_position(self, position: int) -> int:
+        """Return a position of the epoch; refuse one that it does not have."""
+        _refuse_position(position, self.current_plan(position))
+        return position
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_cursor": copy(self._cursor), "_record": deepcopy(self._record), "planner": copy(self.planner)}
+        return self.__dict__ | own | {"_start": self.place(), "_interrupted": None, "_timelines": {}}
+
+
+def _refuse_position(position: int, plan: EpochPlan) -> None:
+    if not 0 <= position <= plan.end:
+        raise ValueError(f"position must be an int from 0 to {plan.end}, the samples of the epoch, got {position}")
+
+
+def _ends(plan: EpochPlan, place: Place, world: int, keep_order: bool) -> Iterator[tuple[int, int]]:
+    """Yield the position behind each step from a place on, and the same without what is dropped behind the last one."""
+    passed = place.position
+    for steps in plan.steps(place, world, keep_order):
+        ends = steps.ends[world - 1 :: world].tolist()
+        offsets = steps.offsets[world::world].tolist()
+        for end, offset in zip(ends, offsets, strict=True):
+            yield end, min(end, passed + offset)
+        passed = ends[-1] if ends else passed
+
+
+def _step_of(plan: EpochPlan, place: Place, world: int, steps: int, keep_order: bool) -> list[list[Any]]:
+    """Return the step that is so many steps behind a place, rank by rank."""
+    passed, place = plan.seek(place, world, steps)
+    wanted = (steps - passed) * world
+    for some in plan.steps(place, world, keep_order):
+        if wanted < len(some.ends):
+            return [plan.keys(some.batch(wanted + rank)) for rank in range(world)]
+        wanted -= len(some.ends)
+    raise IndexError("number must be a step of the run, got one that it does not have")
+
+
+def _warn(text: str) -> None:
+    """Warn at the line of the user's code, not in a library between."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)

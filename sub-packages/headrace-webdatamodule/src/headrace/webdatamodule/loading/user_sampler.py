@@ -1,0 +1,212 @@
+"""The order that a user's sampler gives to batches of equal size."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.webdatamodule.loading.fingerprint import own_fingerprint
+from headrace.webdatamodule.loading.ranks import Mesh
+from headrace.webdatamodule.loading.run import NoSampler
+
+Order = tuple[int, Callable[[int, int], Any]]  # positions of an epoch, and the samples between two of them
+
+
+class NoUserSampler(NoSampler):
+    """In place of `UserSampler` if there is no `sampler`: the order is the built-in one."""
+
+    is_given = is_mixture = False
+    epochs_differ = None  # the planner knows
+    fingerprint = None
+    digest = ""
+    sampler = None
+    reweights: ClassVar[list[Any]] = []
+
+    def of_epoch(self, _epoch: int, _reweights: Sequence[Any]) -> None:
+        """There is no order that was given."""
+
+    def epoch_fingerprint(self, _epoch: int, _reweights: Sequence[Any]) -> None:
+        """There is no order that was given."""
+
+    def copied(self) -> NoUserSampler:
+        """Return the same: nothing of it changes."""
+        return self
+
+
+class UserSampler:
+    """The order that a user's sampler gives, epoch by epoch.
+
+    A sampler with `take(start, stop)` and `epoch_length` is read in slices. Any other is read once per epoch.
+    """
+
+    is_given = True
+
+    def __init__(self, sampler: Iterable[int]) -> None:
+        self.sampler: Any = sampler
+        self.epoch = 0  # that the sampler was set to
+        self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
+        self._views: dict[int, tuple[Any, Order]] = {}  # by epoch, and what they were made for
+        self._stamp: tuple[int, list[Any], str] | None = None  # epoch, weights, fingerprint of the latest iteration
+
+    @property
+    def _has_slices(self) -> bool:
+        return hasattr(self.sampler, "take") and hasattr(self.sampler, "epoch_length")
+
+    @property
+    def _sets_epochs(self) -> bool:
+        return callable(getattr(self.sampler, "set_epoch", None))
+
+    @property
+    def epoch_length(self) -> int:
+        """Draws of an epoch of a mixture."""
+        return int(self.sampler.epoch_length)
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether the sampler shuffles by epoch."""
+        return self._sets_epochs and getattr(self.sampler, "shuffle", True) is not False
+
+    def of_epoch(self, epoch: int, reweights: Sequence[Any]) -> Order:
+        """Return the order of an epoch; the same object until the sampler is another one."""
+        if epoch != self.epoch and not self._sets_epochs:
+            raise ValueError(
+                f"number must be a step of epoch {self.epoch}, as {type(self.sampler).__name__} does not tell the "
+                f"order of epoch {epoch}: give it set_epoch(epoch)"
+            )
+        made_for = (self.epoch_length if self._has_slices else None, list(reweights))
+        if epoch not in self._views or self._views[epoch][0] != made_for:
+            order: Order
+            if self._has_slices:
+                order = self.epoch_length, self._at(epoch, reweights).take
+            else:
+                listed = self._list(epoch)
+                order = len(listed), partial(_slice, listed)
+            recent = list(self._views.items())[-2:]
+            self._views = {**dict(recent), epoch: (made_for, order)}
+        return self._views[epoch][1]
+
+    def _at(self, epoch: int, reweights: Sequence[Any]) -> Any:
+        """Return a copy of the sampler at an epoch, with these changes of its weights."""
+        other = copy(self.sampler)
+        if self.is_mixture and list(reweights) != self.reweights:
+            other.reweights = list(reweights)
+        if self._sets_epochs:
+            other.set_epoch(epoch)
+        return other
+
+    def _list(self, epoch: int) -> npt.NDArray[np.int64]:
+        if epoch == self.epoch:
+            if self._listed is None or self._listed[0] != epoch:
+                self._listed = epoch, _read(self.sampler)
+            return self._listed[1]
+        self.sampler.set_epoch(epoch)
+        try:
+            return _read(self.sampler)
+        finally:
+            self.sampler.set_epoch(self.epoch)
+
+    @property
+    def fingerprint(self) -> str:
+        """The class of the sampler and its own fingerprint."""
+        return f"{type(self.sampler).__name__} {own_fingerprint(self.sampler)}"
+
+    def epoch_fingerprint(self, epoch: int, reweights: Sequence[Any]) -> str:
+        """The same of what decides the order up to the end of an epoch, if the sampler can tell."""
+        if self._stamp is None or self._stamp[:2] != (epoch, list(reweights)):
+            return self._fingerprint_at(epoch, reweights)
+        return self._stamp[2]
+
+    def _fingerprint_at(self, epoch: int, reweights: Sequence[Any]) -> str:
+        sampler = self.sampler if list(reweights) == self.reweights else self._at(epoch, reweights)
+        if not callable(getattr(sampler, "epoch_fingerprint", None)):
+            return self.fingerprint
+        return f"{type(sampler).__name__} {sampler.epoch_fingerprint(epoch)}"
+
+    @property
+    def digest(self) -> str:
+        """Digest of an order without a fingerprint of its own; ranks compare it before an epoch."""
+        if own_fingerprint(self.sampler) is not None:
+            return ""
+        return hashlib.blake2b(self._list(self.epoch).tobytes(), digest_size=8).hexdigest()
+
+    # What a run asks.
+
+    def check(self, epoch: int, _world: int, _mesh: Mesh | None) -> None:
+        """Set the sampler to the epoch: a trainer that finds its set_epoch may have set it to one of its own."""
+        if self._sets_epochs:
+            self.sampler.set_epoch(epoch)
+        self._stamp = epoch, self.reweights, self._fingerprint_at(epoch, self.reweights)
+
+    def set_epoch(self, epoch: int, changed: bool) -> None:
+        """Pass the epoch on to the sampler."""
+        if changed:
+            self.epoch = epoch
+            self._views.clear()
+            self._stamp = None
+            if self._sets_epochs:
+                self.sampler.set_epoch(epoch)
+
+    def finished(self) -> None:
+        """The order of an epoch is read once."""
+
+    def refuse_resume(self) -> None:
+        """An order that is read again is compared by what stands for it."""
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the sampler has weights that a run may change."""
+        return hasattr(self.sampler, "reweights") and callable(getattr(self.sampler, "reweighted", None))
+
+    @property
+    def reweights(self) -> list[Any]:
+        """Changes of the mixture's weights that runs have made, as the mixture has them."""
+        return list(self.sampler.reweights) if self.is_mixture else []
+
+    def refuse_no_mixture(self) -> None:
+        """Refuse a sampler without weights that a run may change."""
+        if not (self.is_mixture and self._has_slices):
+            raise TypeError(
+                f"sampler must mix sources by weight for that, got {type(self.sampler).__name__}: give a "
+                "WeightedDistributedSampler"
+            )
+
+    def reweighted(self, weights: Any, draw: int) -> list[Any]:
+        """Return the changes of the mixture's weights, with another one from a draw on."""
+        self.refuse_no_mixture()
+        return list(self.sampler.reweighted(weights, draw))
+
+    def set_reweights(self, changes: list[Any]) -> None:
+        """Give the mixture these changes of its weights."""
+        if changes == self.reweights:
+            return
+        if not self.is_mixture:
+            raise ValueError(
+                f"state is of a run whose mixture got other weights, and sampler is {type(self.sampler).__name__}: "
+                "give the WeightedDistributedSampler of that run"
+            )
+        self.sampler.reweights = changes
+        self._views.clear()
+
+    def copied(self) -> UserSampler:
+        """Return an order with a sampler of its own, which has an epoch of its own."""
+        other = copy(self)
+        other.sampler, other._views = copy(self.sampler), {}
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_views": {}}
+
+
+def _read(sampler: Iterable[int]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(operator.index, sampler), np.int64)
+
+
+def _slice(listed: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.int64]:
+    return listed[start:stop]
