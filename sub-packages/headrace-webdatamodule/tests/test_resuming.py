@@ -1,6 +1,7 @@
 """Resuming from every place, and what happens when an argument changed."""
 
 import inspect
+import random
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -217,3 +218,31 @@ def test_a_loader_and_a_batch_sampler_for_other_ranks_are_an_error(given: dict[s
     alone = loader(num_replicas=2, rank=1)  # its batch sampler knows of one rank
     with pytest.raises(ValueError, match=r"is for rank 1 of 2, and its DistributedBatchSampler for rank 0 of 1"):
         next(iter(alone))
+
+
+class Keyed:
+    """Samples of a class of one's own, which are read one by one, and a key for each."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order = order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> int:
+        return self.order[index]
+
+    def key(self, index: int) -> str:
+        return f"k{self.order[index]}"
+
+
+def test_a_dataset_with_keys_that_was_shuffled_anew_is_refused() -> None:
+    def loader(order: list[int]) -> ResumableLoader:
+        return ResumableLoader(Keyed(order), DistributedBatchSampler(len(order), 4), collate_fn=list)
+
+    saved = loader(list(range(100)))
+    next(iter(saved))
+    loader(list(range(100))).load_state_dict(saved.state_dict())
+    with pytest.raises(ValueError, match="checkpoint is of other train data"):
+        loader(random.Random(0).sample(range(100), 100)).load_state_dict(saved.state_dict())
+    loader(list(range(130))).load_state_dict(saved.state_dict(), accept={"data"})

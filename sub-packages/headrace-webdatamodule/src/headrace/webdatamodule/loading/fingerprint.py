@@ -26,8 +26,8 @@ def dataset_fingerprint(dataset: Any) -> str:
 
     Of a list, an array, a tensor, a `TensorDataset` or a Hugging Face dataset these are samples at even distances, 64
     or a few more; of a `Subset` or `ConcatDataset` the indices and the datasets inside, and of one that wraps as many
-    samples, its `dataset`, its class and that. Of any other dataset it is its class: to read samples could be slow, and
-    a random transform would give others each time.
+    samples, its `dataset`, its class and that. Of any other dataset it is its class, and as many keys if it has
+    `key(index)`: to read samples could be slow, and a random transform would give others each time.
 
     >>> dataset_fingerprint([1, 2, 3]) == dataset_fingerprint([1, 2, 3]) != dataset_fingerprint([1, 2, 4])
     True
@@ -79,7 +79,9 @@ def _dataset_in_parts(dataset: Any, count: int) -> Any:
         return [plain_value(dataset[row]) for row in chosen]
     if hasattr(dataset, "with_format") and hasattr(dataset, "features"):  # of Hugging Face, without its transform
         return str(dataset.features), plain_value(dataset.with_format("arrow")[chosen].to_pylist())
-    name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    name: Any = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    if callable(key := getattr(dataset, "key", None)):
+        name = name, [str(key(row)) for row in chosen]
     inner: Any = getattr(dataset, "dataset", None)
     if hasattr(inner, "__getitem__") and hasattr(inner, "__len__") and len(inner) == len(dataset):
         return name, dataset_fingerprint(inner) if count == len(inner) else prefix_fingerprint(inner, count)
