@@ -3,10 +3,15 @@
 import warnings
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import lightning
 import pytest
+import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torchdata.nodes import SamplerWrapper
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, SizeAwareBatchSampler
 
@@ -95,3 +100,72 @@ def test_where_no_epoch_repeats_unwillingly_there_is_no_warning(make_batches: Ca
         warnings.simplefilter("error")
         for _ in range(3):
             list(batches)
+
+
+class Model(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), list[list[int]]()
+
+    def training_step(self, batch: Any, _: int) -> Any:
+        self.seen.append(batch.tolist())
+        return self.layer(batch.float()[:, None]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def fit(folder: Path, batches: Any, epochs: int) -> list[list[int]]:
+    saves = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=12)
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, callbacks=[saves], **options)
+    model, path = Model(), folder / "last.ckpt"
+    trainer.fit(model, batches, ckpt_path=path if path.exists() else None, weights_only=True)
+    return model.seen
+
+
+# Lightning says what it sees of a small task; Python 3.12 and newer warn where torch forks its workers.
+@pytest.mark.filterwarnings("ignore:.*(does not have many workers|multi-threaded, use of fork|set_vital|exists and is)")
+@pytest.mark.parametrize(
+    ("kind", "said", "left"),
+    [
+        (DataLoader, r"an iteration of epoch 0 .* goes on after set_epoch\(1\).* give it a ResumableLoader", 12),
+        (StatefulDataLoader, r"epoch 0 .* was over where its state was saved.* give it a ResumableLoader", 0),
+    ],
+)
+def test_a_fit_that_resumes_at_an_epochs_end_with_workers_says_what_it_loses(
+    tmp_path: Path, kind: Any, said: str, left: int
+) -> None:
+    def batches() -> Any:
+        return kind(range(60), batch_sampler=make(), num_workers=1)
+
+    assert len(make()) == 12
+    first = fit(tmp_path, batches(), 1)
+    with pytest.warns(UserWarning, match=said):
+        again = fit(tmp_path, batches(), 2)
+    assert again == first[:left]
+
+
+def test_a_wrapper_that_begins_anew_begins_at_the_beginning() -> None:
+    saved = []
+    for taken in (12, 5):
+        wrapper = SamplerWrapper(make())
+        wrapper.reset()
+        list(islice(wrapper, taken))
+        saved.append(wrapper.state_dict())
+    for state, rest in zip(saved, (0, 7), strict=True):
+        wrapper = SamplerWrapper(make())
+        wrapper.reset(state)
+        wrapper.reset()
+        assert list(wrapper) == list(make())
+        wrapper.reset(state)
+        assert len(list(wrapper)) == rest
+
+
+def test_a_sampler_that_was_resumed_before_it_is_wrapped_goes_on() -> None:
+    batches, resumed = make(), make()
+    list(islice(batches, 5))
+    resumed.load_state_dict(batches.state_dict())
+    wrapper = SamplerWrapper(resumed, initial_epoch=resumed.epoch)
+    wrapper.reset()
+    assert len(list(wrapper)) == 7

@@ -79,6 +79,15 @@ def in_a_fit() -> None:
     lightning.Trainer(max_epochs=3, accelerator="cpu", **options).fit(Model(), datamodule=module)
 
 
+def test_a_fit_with_a_plain_loader_says_that_all_its_epochs_are_the_first() -> None:
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", limit_val_batches=0, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Model(), loader())
+    assert any("epoch 0 of the DistributedBatchSampler came a second time" in str(one.message) for one in caught)
+
+
 def by_hand() -> None:
     module = MapDataModule({"train": DATA, "val": DATA}, batch_size=4)
     module.setup("fit")

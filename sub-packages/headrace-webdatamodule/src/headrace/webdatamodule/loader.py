@@ -730,6 +730,12 @@ class ResumableLoader(EpochLoader):
             iteration = self._begin()
             yield from self._read(iteration, self._reader, checked=True)
             if not iteration.finished:  # a later iteration has the workers and the position
+                if not self._progress.begun and iteration.position.steps < iteration.length:
+                    warnings.warn(
+                        f"an iteration of epoch {iteration.epoch} of the {self._name} loader goes on after set_epoch "
+                        "or load_state_dict: no state counts its batches. Call these before the loop",
+                        stacklevel=2,
+                    )
                 yield from self._rest(iteration.epoch, iteration.position)
 
     def _begin(self) -> Iteration:

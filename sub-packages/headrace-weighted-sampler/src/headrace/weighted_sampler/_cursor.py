@@ -8,7 +8,10 @@ import warnings
 from types import FrameType
 from typing import Any, cast
 
-_THROUGH = "headrace.size_aware_batching."  # modules
+# Modules between a sampler and a loop.
+_THROUGH = ("headrace.size_aware_batching.", "headrace.webdatamodule.loading.run")
+_LOADERS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
+_TRAINERS = ("headrace.", "torchdata.", "accelerate.", "transformers.", "lightning.")
 
 
 class EpochCursor:
@@ -41,12 +44,19 @@ class EpochCursor:
         self._chosen = False  # by set_epoch, and not iterated since
         self._whole = 0  # times that a DataLoader got the epoch whole since it was chosen
         self.iteration: Any = None  # only this one moves the position
+        self._left: tuple[object, int, str] | None = None  # an iteration, its epoch, and the call that left it behind
+        self._continues = False  # whether the latest iteration began at a loaded position, in an epoch nobody chose
 
     def choose(self, epoch: int) -> bool:
-        """Go to an epoch, as ``set_epoch`` does; return whether it is another one, which starts at its beginning."""
-        changed = epoch != self.epoch
+        """Go to an epoch, as ``set_epoch`` does; return whether it is another one, which starts at its beginning.
+
+        So does the same one where torchdata's ``SamplerWrapper`` begins anew: it has made an iterator before.
+        """
+        left = self.iteration, self.epoch, f"set_epoch({epoch})"
+        changed = epoch != self.epoch or _begins_anew()
         if changed:
             self.go_to(epoch, 0)
+            self._left = left
         self._chosen, self._whole = True, 0
         return changed
 
@@ -58,36 +68,56 @@ class EpochCursor:
         """Go to a place of a state, as ``load_state_dict`` does, unless a later epoch was chosen; return whether."""
         if self.overrules(epoch):
             return False
+        left = self.iteration, self.epoch, "load_state_dict"
         self.go_to(epoch, position)
-        self._chosen = False
+        self._chosen, self._left = False, left
         return True
 
     def go_to(self, epoch: int, position: int) -> None:
         """Let the next iteration begin at a place; the latest one moves the position no more."""
         self.epoch, self.start, self.position, self.iteration = epoch, position, position, None
-        self._whole = 0
+        self._whole, self._left = 0, None
 
     def begin(self, iteration: object = None) -> object:
         """Begin an iteration at ``start``, which becomes ``position``; return what stands for it, if not given."""
-        self.position, self.start, self._chosen = self.start, 0, False
+        self._continues = self.start > 0 and not self._chosen
+        self.position, self.start, self._chosen, self._left = self.start, 0, False, None
         self.iteration = object() if iteration is None else iteration
         return self.iteration
 
-    def move(self, iteration: object, position: int) -> bool:
-        """Note how far an iteration is, if it is the latest one; return whether it is."""
+    def move(self, iteration: object, position: int, sampler: object = None) -> bool:
+        """Note how far an iteration is, if it is the latest one; return whether it is.
+
+        With the sampler, which is about to deliver: warn if it was sent to another place in the meantime.
+        """
         if latest := iteration is self.iteration:
             self.position = position
+        elif sampler is not None and self._left is not None and iteration is self._left[0]:
+            self._warn_of_left(sampler)
         return latest
 
-    def finish(self, iteration: object, start: int, sampler: object) -> None:
-        """Note that an iteration came to its end; warn where a `DataLoader` of torch got the epoch whole once more.
+    def finish(
+        self, iteration: object, start: int, sampler: object, *, differs: bool = True, nothing: bool = False
+    ) -> None:
+        """Note that an iteration came to its end; warn where it was not the one that was meant.
 
-        Only for a sampler whose epochs differ. Loaders and trainers that choose epochs are never warned.
+        Where a `DataLoader` got the epoch whole once more, if the epochs of the sampler differ; and where it got
+        ``nothing``, as the loaded position was the end of its epoch. Loaders and trainers that choose epochs are never
+        warned.
         """
-        if iteration is self.iteration and start == 0 and (level := level_behind_loader(sampler)):
+        if iteration is not self.iteration or not (level := level_behind_loader(sampler)):
+            return
+        name = type(sampler).__name__
+        if nothing and self._continues:
+            warnings.warn(
+                f"epoch {self.epoch} of the {name} was over where its state was saved, so this iteration is empty: "
+                f"call its set_epoch({self.epoch + 1}) before the loader is iterated. {_IN_LIGHTNING}",
+                UserWarning,
+                stacklevel=_level_of_loop(sampler),
+            )
+        elif start == 0 and differs:
             self._whole += 1
             if self._whole == 2:
-                name = type(sampler).__name__
                 warnings.warn(
                     f"epoch {self.epoch} of the {name} came a second time, in the same order: call its "
                     "set_epoch(epoch) before each epoch. Where every epoch is to be the same, as in evaluation, give "
@@ -96,8 +126,25 @@ class EpochCursor:
                     stacklevel=level,
                 )
 
+    def _warn_of_left(self, sampler: object) -> None:
+        _, epoch, call = self._left  # type: ignore[misc]  # whoever calls this has looked
+        self._left = None  # one warning is enough
+        warnings.warn(
+            f"an iteration of epoch {epoch} of the {type(sampler).__name__} goes on after {call}: its batches are "
+            f"those of epoch {epoch}, and no state counts them. Call set_epoch and load_state_dict before the loader "
+            f"is iterated. {_IN_LIGHTNING}",
+            UserWarning,
+            stacklevel=_level_of_loop(sampler),
+        )
+
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "start": self.position, "iteration": None}
+
+
+_IN_LIGHTNING = (
+    "Lightning iterates a DataLoader with workers first when it resumes: give it a ResumableLoader or a data module of "
+    "headrace"
+)
 
 
 def level_behind_loader(sampler: object) -> int:
@@ -109,10 +156,30 @@ def level_behind_loader(sampler: object) -> int:
     while frame is not None and (frame.f_locals.get("self") is sampler or _module(frame).startswith(_THROUGH)):
         level, frame = level + 1, frame.f_back
     found = False
-    while frame is not None and _module(frame).startswith("torch.utils.data."):
-        found = found or _module(frame) == "torch.utils.data.dataloader"
+    while frame is not None and _module(frame).startswith(_LOADERS):
+        found = found or _module(frame).endswith("dataloader")
         level, frame = level + 1, frame.f_back
     return level if found else 0
+
+
+def _level_of_loop(sampler: object) -> int:
+    """Return the stack level, for a warning of the caller's, of what is behind a sampler, loaders and trainers."""
+    level, frame = 2, cast("FrameType | None", sys._getframe(2))
+    while frame is not None and (
+        frame.f_locals.get("self") is sampler or _module(frame).startswith((*_LOADERS, *_TRAINERS))
+    ):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _begins_anew() -> bool:
+    """Return whether torchdata's ``SamplerWrapper`` sets the epoch, and has made an iterator before."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and _module(frame).startswith("headrace."):
+        frame = frame.f_back
+    if frame is None or _module(frame) != "torchdata.nodes.adapters":
+        return False
+    return getattr(frame.f_locals.get("self"), "_it", None) is not None
 
 
 def _module(frame: FrameType) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations  # help() shows the names of types, not the unions behind them
 
+import math
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -63,6 +64,7 @@ class _Iteration:
     def __init__(self, start: int, num_replicas: int) -> None:
         self.start = self.block_end = start
         self.num_replicas = num_replicas
+        self.left_at = math.inf  # its position when another place was chosen
         self.block: Iterator[int] = iter(())  # a list iterator: its length_hint counts the rest without a cost per item
 
     def position(self) -> int:
@@ -299,7 +301,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             iteration.block, iteration.block_end = iter(indices.tolist()), high
             size = min(most, 4 * size)
             yield from iteration.block
-        self._cursor.finish(iteration, start, self)
+            if iteration.left_at < high:
+                self._cursor.move(iteration, high, self)
+        self._cursor.finish(iteration, start, self, nothing=start >= end)
 
     def take(self, start: int, stop: int) -> Indices:
         """Return the dataset indices at positions ``start .. stop - 1`` of the current epoch's global sequence.
@@ -439,7 +443,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Args:
             epoch: Epoch, >= 0; the sequence must have at most 2**62 positions up to the end of the epoch.
         """
-        self._cursor.choose(as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1))
+        number, latest = as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1), self._cursor.iteration
+        if self._cursor.choose(number) and latest is not None:
+            latest.left_at = latest.position()
 
     def set_skip_batches(self, num_skip_batches: int, micro_batch_size: int) -> None:
         """Skip the batches that this rank has already received, in the next iteration only.
@@ -525,8 +531,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         }
         check_fingerprint(saved, own, _FINGERPRINT, faults)
         as_int("state['position']", position, 0, self.epoch_length)
+        latest = self._cursor.iteration
         if self._cursor.resume(epoch, position):
             self._skip = None
+            if latest is not None:
+                latest.left_at = latest.position()
 
     def report(self) -> MixtureReport:
         """Count the requested and delivered samples of the current epoch, by source; iterations are not affected.

@@ -298,17 +298,20 @@ class Run:
             first = list(islice(steps, 1))  # which may raise an error: the position stays as it was
         this = Iteration(plan, began, world)
         self._cursor.begin(this)
-        before = self._record.step
+        before, told = self._record.step, False
         for yielded, batch in enumerate(self._batches_of(this, chain(first, steps), rank), 1):
-            if self._cursor.move(this, batch.place.position):
+            if self._cursor.move(this, batch.place.position, owner):
                 self._record.step = before + (yielded // world if self.all_ranks else yielded)
+            if batch.place.position == plan.end and not told:  # here, as Lightning asks for no more than the last batch
+                told = True
+                self._cursor.finish(this, began.position, owner, differs=planner.epochs_differ)
             yield batch
             if self._interrupted is this:
                 return self.iteration is None  # and no other iteration has begun since
         if self._cursor.move(this, plan.end):
             this.finished = True
-            if planner.epochs_differ:
-                self._cursor.finish(this, began.position, owner)
+            if not told:
+                self._cursor.finish(this, began.position, owner, nothing=began.position == plan.end)
             planner.order.finished()
         return False
 
