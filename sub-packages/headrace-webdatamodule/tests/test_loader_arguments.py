@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from loaders import COUNT, WORKERS, Bare, Squares, make, numbered_shards, plain
-from torch.utils.data import ConcatDataset, RandomSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DistributedSampler, RandomSampler
 
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 
@@ -32,6 +32,28 @@ def test_batches_of_all_ranks_are_refused_where_nothing_distributes_them(folder:
     loader = make(folder, OfAllRanks(), num_replicas=2, rank=0, check_ranks=False)
     with pytest.raises(ValueError, match=r"rank='all', so that each of 2 ranks would train on all .*: leave out rank"):
         next(iter(loader))
+
+
+def test_where_nothing_names_a_rank_every_rank_would_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    data = list(range(20))
+    batches = BatchSampler(RandomSampler(data), 4, drop_last=False)
+    with pytest.warns(UserWarning, match="the train loader has 2 ranks, and its BatchSampler names none") as caught:
+        next(iter(ResumableLoader(data, batches)))
+    assert [warning.filename for warning in caught] == [__file__]
+    of_rank = BatchSampler(DistributedSampler(data, num_replicas=2, rank=1), 4, drop_last=False)  # type: ignore[arg-type]
+    for named in (
+        ResumableLoader(data, of_rank),
+        ResumableLoader(data, batches, num_replicas=2, rank=1),
+        ResumableLoader(data, batches, num_replicas=1, rank=0),
+        ResumableLoader(data, lambda num_replicas, rank: batches),
+        ResumableLoader(data, DistributedBatchSampler(20, 4)),
+    ):
+        next(iter(named))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    next(iter(ResumableLoader(data, batches)))
 
 
 def test_it_is_no_loader_that_trainers_take_apart(folder: Path) -> None:

@@ -3,16 +3,18 @@
 import json
 import warnings
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
+from headrace.size_aware_batching import bucketed_batching, size_aware_batching
 from headrace.weighted_sampler import InterleavedDataset
 
 datasets = pytest.importorskip("datasets")
+distributed = pytest.importorskip("datasets.distributed")
 Mixture = InterleavedDataset[dict[str, int]]
 
 SIZE, BUFFER = 200, 32
@@ -206,3 +208,34 @@ def test_streams_resume_in_the_stateful_loader(workers: int, shuffled: bool) -> 
     again = load()
     again.load_state_dict(loader.state_dict())
     assert numbers(again) == whole[150:]
+
+
+def of_rank(source: Any, rank: int) -> Mixture:
+    return InterleavedDataset({"a": source}, {"a": 1}, num_replicas=2, rank=rank)
+
+
+READERS = {
+    "interleaved": lambda source, rank: iter(of_rank(source, rank)),
+    "bucketed": lambda source, rank: chain.from_iterable(bucketed_batching(source, len, 4)),
+    "in order": lambda source, rank: chain.from_iterable(size_aware_batching(source, len, 4)),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_stream_that_every_rank_would_read_whole_is_warned_of(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.warns(UserWarning, match=r"each of 2 ranks reads all of .*: split it with split_dataset_by_node"):
+        next(read(stream(0, shuffled=False), 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own = [
+            numbers(read(distributed.split_dataset_by_node(stream(0, seed=3, buffer=1), rank=rank, world_size=2), rank))
+            for rank in range(2)
+        ]
+        assert sorted(own[0] + own[1]) == list(range(SIZE))
+        whole = bucketed_batching(stream(0, shuffled=False), len, 4, num_replicas=2, rank=1)  # which the ranks share
+        assert next(whole)
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        monkeypatch.setenv("RANK", "0")
+        assert next(read(stream(0, shuffled=False), 0) if read is not READERS["interleaved"] else iter(mixture()))

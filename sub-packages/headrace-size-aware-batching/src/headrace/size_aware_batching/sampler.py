@@ -18,7 +18,7 @@ from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.options import OVERSIZE, STREAM_OVERSIZE, Oversize, StreamOversize
 from headrace.size_aware_batching.planning.pieces import Piece, pieces_of
-from headrace.size_aware_batching.planning.ranks import refuse_sharding_again
+from headrace.size_aware_batching.planning.ranks import Ranks, refuse_sharding_again, warning_of_whole_stream
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, plain_index, size_lookup
 
 __all__ = ["BucketBatchSampler", "SizeAwareBatchSampler", "size_aware_batching"]
@@ -88,6 +88,8 @@ def size_aware_batching(
     nouns, warn_of = ("the element at position", "positions"), logger_or(warn, warn_logger, "warn_logger")
     tally = Tally(checked_budget(max_total_size), nouns, oversize, warn_of)
     info = logger_or(log_info, info_logger, "info_logger")
+    if message := warning_of_whole_stream(dataset, Ranks()):
+        warn_of(message)
     batches = _batches(enumerate(_elements(dataset)), size_lookup(sizeof), tally, info)
     return collated(batches, collate_fn)
 

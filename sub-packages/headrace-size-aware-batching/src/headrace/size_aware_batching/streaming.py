@@ -33,7 +33,7 @@ from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.next_fit import cut_descending
 from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, StreamOversize
 from headrace.size_aware_batching.planning.random import fold_in, random_words
-from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
+from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, warning_of_whole_stream
 from headrace.size_aware_batching.sampler import Tally, collated, exact
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 
@@ -127,6 +127,8 @@ class BucketedBatching:
                 f"dataset must be an iterable, got {type(source).__name__}: for a dataset that is read by index use "
                 "DistributedSizeAwareBatchSampler(strategy='bucketed')"
             )
+        if self.num_replicas is None and self.mesh is None and (message := warning_of_whole_stream(source, Ranks())):
+            self._warn(message)
         return collated(self._of_rank(self._batches(source)), self.collate_fn)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -752,6 +752,14 @@ class ResumableLoader(EpochLoader):
         kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
         batches = self._batches()
         iteration = self._iteration(batches, progress.epoch, progress.place, kept)
+        if iteration.ranks[0] > 1 and not (self._factory or self._given_ranks.given or foreign.ranks_of(batches)):
+            warnings.warn(
+                f"the {self._name} loader has {iteration.ranks[0]} ranks, and its {type(batches).__name__} names none, "
+                "so every rank may read the same samples: give it a DistributedBatchSampler or a DistributedSampler. "
+                "If these batches are one rank's part already, give the loader num_replicas and rank; if every rank is "
+                "to read all of them, num_replicas=1 and rank=0",
+                stacklevel=3,
+            )
         progress.begin(iteration)
         self._stats.rank = iteration.ranks
         self._start(iteration, batches, self._reader)

@@ -4,6 +4,7 @@ from __future__ import annotations  # help() shows the names of types, not the u
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from headrace.weighted_sampler._display import never_raises
 from headrace.weighted_sampler._keywords import explains_keywords
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
-from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group
+from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group, warning_of_whole_stream
 from headrace.weighted_sampler._shared_cursor import SharedEpochCursor
 from headrace.weighted_sampler._sources import (
     END,
@@ -234,6 +235,9 @@ class InterleavedDataset(IterableDataset[T]):
 
     def __iter__(self) -> InterleavedIterator[T]:
         """Return this process's stream; it begins, and resumes from a loaded state, with its first item."""
+        for source in self._mixture.sources:
+            if message := warning_of_whole_stream(source, self._ranks):
+                warnings.warn(message, stacklevel=2)
         return InterleavedIterator(self, self._reader())
 
     def state_dict(self) -> StreamState:

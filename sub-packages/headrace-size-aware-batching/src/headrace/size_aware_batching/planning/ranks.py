@@ -117,6 +117,21 @@ def process_group() -> tuple[int, int] | None:
     return (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else None
 
 
+def warning_of_whole_stream(source: object, ranks: Ranks) -> str:
+    """Return a warning of a Hugging Face stream that each of several ranks reads whole; empty for other sources."""
+    if type(source).__module__ != "datasets.iterable_dataset" or getattr(source, "_distributed", source) is not None:
+        return ""
+    world, rank = ranks.current()
+    return (
+        ""
+        if world == 1
+        else (
+            f"each of {world} ranks reads all of a Hugging Face stream: split it with split_dataset_by_node(stream, "
+            f"rank={rank}, world_size={world}) of datasets.distributed"
+        )
+    )
+
+
 _DEPTH = 16  # frames from a sampler to what accelerate puts around a loader, and some to spare
 
 
