@@ -5,6 +5,8 @@ import os
 import random
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,39 @@ def test_workers_that_are_not_forked(folder: Path, context: str) -> None:
     loader = plain(folder, num_workers=1, multiprocessing_context=context)
     assert list(loader) == list(plain(folder))
     loader.close()
+
+
+class Pooled:
+    """Asks a pool of threads for its samples."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1)
+        self[0]
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.pool.submit(int, index).result()
+
+
+def test_the_error_of_a_forked_worker_without_the_threads_of_its_parent_names_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.webdatamodule.loading.worker.GRACE", 0.1)
+    loader = ResumableLoader(Pooled(), [[0], [1]], num_workers=1, timeout=1, multiprocessing_context="fork")
+    cure = r"timed out after 1 seconds: .* such as polars, .*: give multiprocessing_context='spawn' or 'forkserver'"
+    with pytest.raises(RuntimeError, match=cure):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("what", [lambda samples: samples, partial(max, key=threading.Lock())])
+def test_what_a_worker_cannot_be_sent_is_an_error_with_the_cure(context: str, what: Any) -> None:
+    loader = ResumableLoader([0, 1], [[0], [1]], collate_fn=what, num_workers=1, multiprocessing_context=context)
+    sent = f"workers that are started by '{context}' get the dataset and collate_fn by pickle, which failed"
+    with pytest.raises(TypeError, match=rf"{sent} \(.*\): define functions in a module, .* or .*context='fork'"):
+        next(iter(loader))
 
 
 def test_workers_start_before_ranks_compare_their_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,16 @@ from torchdata.nodes import Loader, ParallelMapper, SamplerWrapper
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
+
+def read(batch: list[int]) -> dict[str, torch.Tensor]:
+    """Read and collate a batch."""
+    return collate([data[i] for i in batch])
+
+
 dist.init_process_group("gloo")
 data, model = Texts(), Model()
 batches = SamplerWrapper(DistributedSizeAwareBatchSampler(data.sizes, 1000))
-read = ParallelMapper(batches, lambda batch: collate([data[i] for i in batch]), WORKERS)
-loader = Loader(read)
+loader = Loader(ParallelMapper(batches, read, WORKERS))
 optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), 0
 load(model=model, optimizer=optimizer, loader=loader)
 parallel = DistributedDataParallel(model)

@@ -300,7 +300,7 @@ class BatchReader:
 
     def next(self) -> Delivery | None:
         """The next batch; None at the end."""
-        batch: Delivery | None = self._timeout.next_of(self._batches)
+        batch: Delivery | None = self._timeout.next_of(self._batches, self._torch)
         return batch
 
     @property

@@ -7,6 +7,7 @@ import io
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import sys
 import threading
@@ -68,9 +69,10 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """
     if _may_be_stuck(loader):
         time.sleep(_SETTLE)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), explained(loader):
         # Python 3.12 and newer warn of every fork beside threads. torch's workers touch none of those threads' locks.
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Got pickle error", UserWarning)  # the error says it
         iterator = iter(loader)
     workers = getattr(iterator, "_workers", None)
     if workers and not hasattr(iterator, "_headrace_end"):
@@ -80,10 +82,31 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     return iterator
 
 
+def start_method(loader: DataLoader[Any]) -> str:
+    """How a `DataLoader` starts its workers: "fork", "forkserver" or "spawn"."""
+    method: str = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    return method
+
+
 def will_fork(loader: DataLoader[Any]) -> bool:
     """Whether the next iteration of a `DataLoader` forks workers, which have what this process read before."""
-    context = loader.multiprocessing_context or multiprocessing
-    return loader.num_workers > 0 and loader._iterator is None and context.get_start_method() == "fork"
+    return loader.num_workers > 0 and loader._iterator is None and start_method(loader) == "fork"
+
+
+@contextlib.contextmanager
+def explained(loader: DataLoader[Any]) -> Iterator[None]:
+    """Say what to do where workers cannot be sent what they need; pickling fails with three kinds of errors."""
+    try:
+        yield
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        if loader.num_workers == 0 or not ("pickle" in reason or "local object" in reason):
+            raise
+        raise TypeError(
+            f"workers that are started by {start_method(loader)!r} get the dataset and collate_fn by pickle, which "
+            f"failed ({reason}): define functions in a module, with functools.partial in place of a lambda, or give "
+            "multiprocessing_context='fork', which sends nothing"
+        ) from error
 
 
 def _may_be_stuck(loader: DataLoader[Any]) -> bool:
@@ -149,8 +172,8 @@ class WorkerTimeout:
         self.polls = max(1, math.ceil(timeout / _POLL))
         self.seconds = timeout / self.polls
 
-    def next_of(self, batches: Iterator[Any]) -> Any:
-        """The next batch of a `DataLoader`; None when there is no more."""
+    def next_of(self, batches: Iterator[Any], loader: DataLoader[Any]) -> Any:
+        """The next batch of a `DataLoader`, of its iterator; None when there is no more."""
         for _ in range(self.polls):
             try:
                 return next(batches, None)
@@ -158,6 +181,11 @@ class WorkerTimeout:
                 if not str(error).startswith("DataLoader timed out"):
                     raise
         cure = "raise timeout, or look at the dataset and its transform, which are too slow or stuck"
+        if start_method(loader) == "fork":
+            cure += (
+                ". A library with threads of its own, such as polars, is stuck in a forked worker if this process has "
+                "used it before: give multiprocessing_context='spawn' or 'forkserver'"
+            )
         raise RuntimeError(f"DataLoader timed out after {self.timeout:g} seconds: {cure}")
 
 
