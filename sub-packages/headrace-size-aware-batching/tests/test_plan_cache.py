@@ -148,10 +148,10 @@ def test_the_second_process_sorts_nothing_and_passes_over_no_sizes(
 
     for place in (
         "planning.plan_cache.sort_samples",
-        "planning.planner.sort_samples",
+        "planning.strategies.sort_samples",
         "planning.known_sizes.array_digest",
         "planning.known_sizes.content_digest",
-        "distributed.read_sizes",
+        "planning.samples.read_sizes",
     ):
         monkeypatch.setattr(f"headrace.size_aware_batching.{place}", refuse)
     again = np.load(tmp_path / "sizes.npy", mmap_mode="r")
