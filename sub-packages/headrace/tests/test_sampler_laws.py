@@ -210,6 +210,41 @@ def test_a_step_is_what_was_delivered_whatever_changed_since(make: Maker, first:
         assert [one.step(number) for number in range(rank, len(log), 3)] == log[rank::3]
 
 
+def there(sampler: Any) -> None:
+    list(sampler)
+    sampler.set_epoch(1)
+    list(islice(sampler, 2))
+
+
+def going_on(sampler: Any) -> None:
+    list(sampler)
+    sampler.set_epoch(2)
+
+
+def going_back(sampler: Any) -> None:
+    going_on(sampler)
+    list(islice(sampler, 2))
+    sampler.set_epoch(1)  # which was left out
+
+
+@pytest.mark.parametrize(
+    ("make", "lead"),
+    [
+        pytest.param(make, lead, id=f"{name}, {lead.__name__}")
+        for name, make in (FEW | CURRICULUM | {"blocks": BLOCKS["blocks"]}).items()
+        for lead in (there, going_on, going_back)
+    ],
+)
+def test_the_step_of_a_state_is_the_one_that_comes_next(make: Maker, lead: Callable[[Any], None]) -> None:
+    first, second = make(num_replicas=2, rank=1), make(num_replicas=2, rank=1)
+    lead(first)
+    lead(second)
+    state = saved(first)
+    coming = first.step(step_of(state))[1]
+    second.load_state_dict(state)
+    assert coming == next(iter(second))
+
+
 # Copies
 
 

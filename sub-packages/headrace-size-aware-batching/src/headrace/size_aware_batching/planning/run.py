@@ -369,9 +369,10 @@ class Run:
     def step(self, number: int, world: int | None = None) -> list[list[Any]]:
         """Return the samples of any step of the run, rank by rank; ``world`` is the number of ranks of coming steps."""
         self.planner.refuse_lookup()
-        if self._record.first_step <= number < self._record.step:
+        coming = self._record.step_at(self.epoch, self.position)
+        if self._record.first_step <= number < coming:
             return self._past_step(number)
-        return self._coming_step(number - self._record.step, self.world if world is None else world)
+        return self._coming_step(number - coming, self.world if world is None else world)
 
     def _past_step(self, number: int) -> list[list[Any]]:
         epoch = self._record.epoch_of(number)

@@ -211,6 +211,12 @@ class RunRecord:
         )
         return next(worlds, None)
 
+    def step_at(self, epoch: int, position: int) -> int:
+        """Return the number of the step that comes at a place, also where the run is about to go back to it."""
+        if position == 0 and self._is_behind(epoch, position):
+            return next((step for begun, step in self.starts if begun >= epoch), self.step)
+        return self.step
+
     def _is_behind(self, epoch: int, position: int) -> bool:
         """Return whether the run was at a later place already."""
         last, first_step = self.starts[-1] if self.starts else (-1, self.step)
@@ -219,9 +225,10 @@ class RunRecord:
 
     def _go_back(self, epoch: int, position: int) -> None:
         """Forget what came behind a place; what was excluded behind it is noted anew by who excludes it."""
+        step = self.step_at(epoch, position)
         self.changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
         if position == 0:
-            self.step = next((step for begun, step in self.starts if begun >= epoch), self.step)
+            self.step = step
             self.changes = [
                 {name: value for name, value in change.items() if name != "skip"}
                 if (change["epoch"], change["position"]) == (epoch, 0)
