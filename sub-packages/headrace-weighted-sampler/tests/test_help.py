@@ -69,6 +69,6 @@ def test_a_repr_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a repr planned")
 
     monkeypatch.setattr(type(sampler._order), "at", refuse)
-    monkeypatch.setattr(type(dataset), "_iterator", refuse)
+    monkeypatch.setattr(type(dataset), "__iter__", refuse)
     assert repr(sampler)
     assert repr(dataset)
