@@ -129,7 +129,7 @@ def fit(folder: Path, batches: Any, epochs: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("kind", "said", "left"),
     [
-        (DataLoader, r"an iteration of epoch 0 .* goes on after set_epoch\(1\).* give it a ResumableLoader", 12),
+        (DataLoader, r"an iteration of epoch 0 .* continues after set_epoch\(1\).* give it a ResumableLoader", 12),
         (StatefulDataLoader, r"epoch 0 .* was over where its state was saved.* give it a ResumableLoader", 0),
     ],
 )

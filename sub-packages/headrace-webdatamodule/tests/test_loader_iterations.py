@@ -146,7 +146,7 @@ def test_an_iteration_that_set_epoch_left_behind_moves_no_position(folder: Path,
     left = iter(loader)
     assert [next(left), next(left)] == whole[:2]
     loader.set_epoch(2)
-    with pytest.warns(UserWarning, match="an iteration of epoch 0 of the train loader goes on after set_epoch"):
+    with pytest.warns(UserWarning, match="an iteration of epoch 0 of the train loader continues after set_epoch"):
         assert list(left) == whole[2:]
     assert (loader.epoch, loader.steps) == (2, 0)
     assert list(loader) == epoch_of(KINDS[kind](folder), 2)

@@ -28,6 +28,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ class Epochs:
                     sampler.set_epoch(epoch)
                     if rank == 0:
                         self.len[world].append(attempt(sampler.__len__))
-                    self.keys[world].append(attempt(lambda: self.read(sampler, world)))  # noqa: B023
+                    self.keys[world].append(attempt(partial(self.read, sampler, world)))
 
     def read(self, sampler: Any, world: int) -> list[Any]:
         batches, left, draws = [], [sampler.remaining] if world == 3 else [], []
@@ -299,7 +300,7 @@ def answers(row: Row) -> dict[str, Any]:
             found |= {"draws": epochs.draws, "left": epochs.left}
         for name, ask in ASKED.items():
             if name not in row.without and (name != "reweighted" or row.weights is not None):
-                found[name] = attempt(lambda: ask(row))  # noqa: B023
+                found[name] = attempt(partial(ask, row))
     return found
 
 

@@ -90,7 +90,7 @@ def test_an_iteration_that_goes_on_where_another_place_was_chosen_warns_once(
     first = next(batches).tolist()
     choose(sampler)
     chosen = sampler.state_dict()
-    name = f"an iteration of epoch 0 of the {type(sampler).__name__} goes on after {choose.__name__}"
+    name = f"an iteration of epoch 0 of the {type(sampler).__name__} continues after {choose.__name__}"
     with pytest.warns(UserWarning, match=name) as caught:
         rest = [batch.tolist() for batch in batches]
     assert [warning.filename for warning in caught if warning.category is UserWarning] == [__file__]
@@ -159,6 +159,6 @@ def test_a_resumable_loader_follows_its_own_epochs() -> None:
         batches = iter(loader)
         next(batches)
     loader.set_epoch(4)
-    with pytest.warns(UserWarning, match="an iteration of epoch 3 of the train loader goes on") as caught:
+    with pytest.warns(UserWarning, match="an iteration of epoch 3 of the train loader continues") as caught:
         assert list(batches)
     assert [warning.filename for warning in caught] == [__file__]

@@ -200,7 +200,7 @@ class BucketedBatching:
 
 def _shared(values: torch.Tensor) -> torch.Tensor:
     """Move values to memory that processes share."""
-    shared: torch.Tensor = values.share_memory_()  # type: ignore[no-untyped-call]
+    shared: torch.Tensor = values.share_memory_()  # type: ignore[no-untyped-call]  # torch's
     return shared
 
 

@@ -223,7 +223,7 @@ def read_members(source: Path, name: str) -> tuple[int, str, dict[str, bytes]]:
 
 
 def _find(dataset: IndexedShards, name: str) -> tuple[int, str, str | None] | None:
-    """The number of a sample, its key, and that of a member, if the name goes on with one behind some dot."""
+    """Return the number and key of the sample that a name begins with, and the member that follows a dot, if any."""
     dots = [match.start() for match in re.finditer(r"\.", name)]
     for key, member in [(name, None), *((name[:dot], name[dot + 1 :].lower()) for dot in reversed(dots))]:
         try:

@@ -732,7 +732,7 @@ class ResumableLoader(EpochLoader):
             if not iteration.finished:  # a later iteration has the workers and the position
                 if not self._progress.begun and iteration.position.steps < iteration.length:
                     warnings.warn(
-                        f"an iteration of epoch {iteration.epoch} of the {self._name} loader goes on after set_epoch "
+                        f"an iteration of epoch {iteration.epoch} of the {self._name} loader continues after set_epoch "
                         "or load_state_dict: no state counts its batches. Call these before the loop",
                         stacklevel=2,
                     )

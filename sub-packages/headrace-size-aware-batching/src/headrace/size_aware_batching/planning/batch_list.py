@@ -84,7 +84,7 @@ class BatchList(ABC):
         raise TypeError(f"a list with an order must be asked for it, got a {type(self).__name__}")
 
     def begun(self, position: int) -> tuple[NDArray[Any], int]:
-        """Return what is left of the window that a position is in, and where that window ends."""
+        """Return the remaining samples of the window that holds a position, and the end of that window."""
         return np.zeros(0, np.int64), position
 
     def position_of_draw(self, draw: int) -> int:
@@ -101,7 +101,7 @@ class BatchList(ABC):
         return position
 
     def rest_of_order(self, position: int) -> SliceOrder:
-        """Return what is left of the order: first the samples of the current window, then those of the next ones."""
+        """Return the remaining order: the rest of the current window, then the following windows."""
         order, (begun, behind) = self.order, self.begun(position)
         left, read = len(begun), self.first_unread(position)
 
@@ -260,7 +260,7 @@ class WindowedList(GroupedList):
         return int(self.starts[np.searchsorted(self.starts, position)])
 
     def begun(self, position: int) -> tuple[NDArray[Any], int]:
-        """Return what is left of the window that a position is in, and where that window ends."""
+        """Return the remaining samples of the window that holds a position, and the end of that window."""
         behind = self.window_end(position)
         if behind == position:
             return super().begun(position)

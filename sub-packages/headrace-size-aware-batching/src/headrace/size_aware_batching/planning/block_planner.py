@@ -359,8 +359,7 @@ class BlockPlan:
         """Yield the batches from a position on, by the places of their samples; note where blocks end."""
         planner, (first, inside) = self.planner, self._turn_of(position)
         for turn in range(first, len(self.sequence)):
-            number, new = int(self.sequence[turn]), planner.planned is None
-            new = new or planner.planned.number != number  # type: ignore[union-attr]
+            number = int(self.sequence[turn])
             batches = self._list(turn)
             if turn == first and inside > batches.n_samples:
                 raise ValueError(f"state['position'] must be one of state_dict(), got {position}: it was changed")

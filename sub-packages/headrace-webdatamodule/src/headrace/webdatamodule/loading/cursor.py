@@ -93,7 +93,7 @@ class EpochCursor:
         if latest := iteration is self.iteration:
             self.position = position
         elif sampler is not None and self._left is not None and iteration is self._left[0]:
-            self._warn_of_left(sampler)
+            self._warn_of_left(sampler, *self._left[1:])
         return latest
 
     def finish(
@@ -126,11 +126,10 @@ class EpochCursor:
                     stacklevel=level,
                 )
 
-    def _warn_of_left(self, sampler: object) -> None:
-        _, epoch, call = self._left  # type: ignore[misc]  # whoever calls this has looked
+    def _warn_of_left(self, sampler: object, epoch: int, call: str) -> None:
         self._left = None  # one warning is enough
         warnings.warn(
-            f"an iteration of epoch {epoch} of the {type(sampler).__name__} goes on after {call}: its batches are "
+            f"an iteration of epoch {epoch} of the {type(sampler).__name__} continues after {call}: its batches are "
             f"those of epoch {epoch}, and no state counts them. Call set_epoch and load_state_dict before the loader "
             f"is iterated. {_IN_LIGHTNING}",
             UserWarning,
