@@ -113,7 +113,7 @@ class EpochCursor:
                 f"epoch {self.epoch} of the {name} was over where its state was saved, so this iteration is empty: "
                 f"call its set_epoch({self.epoch + 1}) before the loader is iterated. {_IN_LIGHTNING}",
                 UserWarning,
-                stacklevel=_level_of_loop(sampler),
+                stacklevel=level_of_loop(sampler),
             )
         elif start == 0 and differs:
             self._whole += 1
@@ -133,7 +133,7 @@ class EpochCursor:
             f"those of epoch {epoch}, and no state counts them. Call set_epoch and load_state_dict before the loader "
             f"is iterated. {_IN_LIGHTNING}",
             UserWarning,
-            stacklevel=_level_of_loop(sampler),
+            stacklevel=level_of_loop(sampler),
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -161,8 +161,8 @@ def level_behind_loader(sampler: object) -> int:
     return level if found else 0
 
 
-def _level_of_loop(sampler: object) -> int:
-    """Return the stack level, for a warning of the caller's, of what is behind a sampler, loaders and trainers."""
+def level_of_loop(sampler: object) -> int:
+    """Return the stack level, for a warning of the caller's, of the code that uses a sampler, loaders and trainers."""
     level, frame = 2, cast("FrameType | None", sys._getframe(2))
     while frame is not None and (
         frame.f_locals.get("self") is sampler or _module(frame).startswith((*_LOADERS, *_TRAINERS))

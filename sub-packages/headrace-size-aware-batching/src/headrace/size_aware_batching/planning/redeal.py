@@ -1,7 +1,7 @@
-"""Samples dealt anew where few large ones fill a batch, and swaps between two batches do not suffice. Pure.
+"""Reassignment of samples to batches where few large ones fill a batch, and swaps of two do not suffice. Pure.
 
-In each turn every batch gives one of its samples and gets one back. Two sorts settle for all batches at once who gets
-what, so that a few turns do what would take thousands of swaps.
+In each turn every batch gives away one of its samples and gets one back. Two sorts decide that for all batches at once,
+so that a few turns replace thousands of swaps.
 
 - `even_out`: the fuller a batch is without the sample that it gave, the smaller the one that it gets. Of all ways to
   give the samples back this one leaves the batches most alike.
@@ -68,9 +68,9 @@ class Slots:
 
 
 def even_out(sizes: Ints, budget: int, batches: Ints, n_batches: int, key: int) -> bool:
-    """Deal samples anew, in place, until no batch is over the budget; return whether that was reached."""
+    """Reassign samples, in place, until no batch exceeds the budget; return whether that was reached."""
 
-    def deal(rest: Ints, sizes: Ints, words: NDArray[np.uint64]) -> Ints:  # noqa: ARG001  # nothing is random in it
+    def deal(rest: Ints, sizes: Ints, _words: NDArray[np.uint64]) -> Ints:
         dealt = np.empty(n_batches, np.int64)
         dealt[np.argsort(rest, kind="stable")] = np.argsort(-sizes, kind="stable")
         return dealt
@@ -88,7 +88,7 @@ def even_out(sizes: Ints, budget: int, batches: Ints, n_batches: int, key: int) 
 
 
 def rematch(sizes: Ints, budget: int, batches: Ints, n_batches: int, key: int) -> None:
-    """Deal samples anew at random, in place; no batch is over the budget before or after."""
+    """Reassign samples at random, in place; no batch exceeds the budget before or after."""
 
     def deal(rest: Ints, sizes: Ints, words: NDArray[np.uint64]) -> Ints:
         fullest, smallest = np.argsort(-rest, kind="stable"), np.argsort(sizes, kind="stable")

@@ -8,7 +8,6 @@ The packages of headrace do not import one another, so two of them have this fil
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,13 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .cursor import EpochCursor
+from .cursor import EpochCursor, level_of_loop
 from .epoch_plan import EpochPlan, Place, PlannedBatch, Steps
 from .ranks import Mesh, Ranks, process_group
 from .run_record import Part, RunRecord
 
 DRAWS = 1024  # the weights of a mixture change at multiples of this
-_LIBRARIES = ("headrace.", "torch.utils.data.", "lightning.")
 Settings = Mapping[str, Any]  # as the record has them: n, options, exclude, reweight
 
 
@@ -335,7 +333,7 @@ class Run:
         for some in steps:
             for text in (some.notice, some.notice_once if rank == 0 else ""):
                 if text:
-                    _warn(text)
+                    warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
             for number in range(first, len(some.ends), stride):
                 # With all ranks a position lies behind each batch, else behind each step.
                 end = int(some.ends[number if self.all_ranks else number - rank + world - 1])
@@ -477,16 +475,18 @@ class Run:
         step: int = self._change(settings, lambda: self._step_of_draw(chosen, length))
         self._interrupt()
         if waits:
-            _warn(
+            warnings.warn(
                 f"the weights change in epoch {first // length}, at step {step} of the run: the windows of batches "
                 f"that have begun reach to the end of epoch {self.epoch}. With a smaller window=, or "
-                "strategy='sequential', weights change earlier"
+                "strategy='sequential', weights change earlier",
+                UserWarning,
+                stacklevel=level_of_loop(self),
             )
         return first, step
 
     def _step_of_draw(self, draw: int, length: int) -> int:
         """Return the first step that may hold a draw or a later one: that of the window that has it."""
-        world, number = self.world, self._record.step
+        world, number = self.world, self._record.step_at(self.epoch, self.position)
         for plan, epoch, place in self._coming_plans():
             position = plan.position_of_draw(draw - epoch * length)
             if position < plan.end:
@@ -616,11 +616,3 @@ def _step_of(plan: EpochPlan, place: Place, world: int, steps: int, keep_order: 
             return [plan.keys(some.batch(wanted + rank)) for rank in range(world)]
         wanted -= len(some.ends)
     raise IndexError("number must be a step of the run, got one that it does not have")
-
-
-def _warn(text: str) -> None:
-    """Warn at the line of the user's code, not in a library between."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, UserWarning, stacklevel=level)
