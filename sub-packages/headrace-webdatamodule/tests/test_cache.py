@@ -28,7 +28,7 @@ def content(number):
     return bytes([number]) * (1000 + number)
 for _ in range(rounds):
     number = chance.randrange(files)
-    name = f"{number:032x}-{0:016x}.tar"
+    name = f"{number:032x}.tar"
     def fill(file):
         global made
         made += 1
@@ -48,7 +48,7 @@ print(made)
 
 
 def name(number: int) -> str:
-    return f"{number:032x}-{0:016x}.tar"
+    return f"{number:032x}.tar"
 
 
 def put(cache: Cache, number: int, nbytes: int, fill: Callable[[BinaryIO], None]) -> BinaryIO:

@@ -212,7 +212,7 @@ def test_shards_that_were_appended_are_taken_in(tmp_path: Path) -> None:
     assert sources.prefix_fingerprint(N) == ConcatShards({"one": IndexedShards(first)}).fingerprint
     assert sources.prefix_fingerprint(N + 1) is None
     assert sources.find("s41") == 41
-    with pytest.raises(KeyError, match="is in 2 sources, one, two: give its index"):
+    with pytest.raises(ValueError, match="is in 2 sources, one, two: give its index"):
         ConcatShards({"one": IndexedShards(first), "two": IndexedShards(first)}).find("s01")
 
 

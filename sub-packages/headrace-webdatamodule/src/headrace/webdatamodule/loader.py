@@ -436,9 +436,10 @@ class ResumableLoader(EpochLoader):
             )
         try:
             return find(index)
-        except KeyError as error:
-            said = error.args[0] if error.args and error.args[0] != index else f"no sample has the key {index!r}"
-            raise ValueError(f"indices must be samples of the {self._name} data: {said}") from None
+        except KeyError:
+            raise ValueError(
+                f"indices must be samples of the {self._name} data: no sample has the key {index!r}"
+            ) from None
 
     def skip(self, steps: int) -> npt.NDArray[np.int64]:
         """Skip the next steps of this epoch, once; call it on every rank at the same step.
@@ -935,10 +936,12 @@ class ResumableLoader(EpochLoader):
 
     def _warn_if_padded(self, batch: Any) -> None:
         """Warn once of a batch that is padded beyond a budget which counts the sum of the sizes."""
-        cost, budget = foreign.budget_of(self._batch_sampler)
-        if self._padding_was_named or budget is None or not (isinstance(cost, str) and cost == "sum"):
+        if self._padding_was_named:
             return
-        found = padded_beyond(batch, len(self.indices), self._stats.longest_of(self.indices), budget)
+        cost, budget = foreign.budget_of(self._batch_sampler)
+        if budget is None or not (isinstance(cost, str) and cost == "sum"):
+            return
+        found = padded_beyond(batch, len(self.indices), partial(self._stats.longest_of, self.indices), budget)
         if found is None:
             return
         self._padding_was_named = True

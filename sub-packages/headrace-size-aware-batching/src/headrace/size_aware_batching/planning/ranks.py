@@ -122,13 +122,11 @@ def warning_of_whole_stream(source: object, ranks: Ranks) -> str:
     if type(source).__module__ != "datasets.iterable_dataset" or getattr(source, "_distributed", source) is not None:
         return ""
     world, rank = ranks.current()
+    if world == 1:
+        return ""
     return (
-        ""
-        if world == 1
-        else (
-            f"each of {world} ranks reads all of a Hugging Face stream: split it with split_dataset_by_node(stream, "
-            f"rank={rank}, world_size={world}) of datasets.distributed"
-        )
+        f"each of {world} ranks reads all of a Hugging Face stream: split it with split_dataset_by_node(stream, "
+        f"rank={rank}, world_size={world}) of datasets.distributed"
     )
 
 

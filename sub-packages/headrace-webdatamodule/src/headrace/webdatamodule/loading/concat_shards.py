@@ -138,17 +138,15 @@ class ConcatShards(ConcatDataset[Any]):
         """The position of the sample with a key, in the one source that has it.
 
         Raises:
-            KeyError: No source has it, or several samples have.
+            KeyError: No source has it.
+            ValueError: Several samples have it.
         """
         found = []
         for number, part in enumerate(self.parts):
-            try:
+            with suppress(KeyError):
                 found.append((self.cumulative_sizes[number] - len(part) + part.find(key), self.names[number]))
-            except KeyError as error:
-                if error.args[0] != key:  # several in this source
-                    raise
         if len(found) > 1:
-            raise KeyError(
+            raise ValueError(
                 f"{key!r} is in {len(found)} sources, {', '.join(name for _, name in found)}: give its index"
             )
         if not found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -13,23 +13,21 @@ _SLACK = 8  # by which a batch may be longer than its longest sample: special to
 _DEEP, _WIDE = 3, 16  # levels of containers, and how many of their parts are looked at
 
 
-def padded_beyond(batch: Any, count: int, longest: float, budget: float) -> tuple[int, int] | None:
+def padded_beyond(batch: Any, count: int, longest: Callable[[], float], budget: float) -> tuple[int, int] | None:
     """The shape (samples, length) of a tensor that has all samples padded to one length, if it exceeds a budget.
 
     Args:
         batch: What `collate_fn` returned.
         count: Number of its samples.
-        longest: The largest size among them.
+        longest: Returns the largest size among them; asked only where a tensor may be such a one.
         budget: Of a batch, for the sum of the sizes.
 
-    >>> padded_beyond({"ids": torch.zeros(4, 10)}, 4, 10.0, 30.0), padded_beyond([torch.zeros(25)], 4, 10.0, 30.0)
-    ((4, 10), None)
+    >>> [padded_beyond(batch, 4, lambda: 10.0, 30.0) for batch in ({"ids": torch.zeros(4, 10)}, [torch.zeros(25)])]
+    [(4, 10), None]
     """
-    if count * longest <= budget:
-        return None
     for rows, columns in _shapes(batch, _DEEP):
         length = columns if rows == count else rows if columns == count else 0
-        if longest <= length < longest + _SLACK:
+        if count * length > budget and 0 <= length - (size := longest()) < _SLACK and count * size > budget:
             return count, length
     return None
 

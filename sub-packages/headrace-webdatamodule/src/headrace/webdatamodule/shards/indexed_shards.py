@@ -387,14 +387,15 @@ class IndexedShards:
             key: The sample's key.
 
         Raises:
-            KeyError: No sample has the key, or samples of several shards have it.
+            KeyError: No sample has the key.
+            ValueError: Samples of several shards have it.
         """
         found = list[int]()
         for shard, index in enumerate(self._every_index()):
             with suppress(KeyError):
                 found.append(self._starts[shard] + index.find(key))
         if len(found) > 1:
-            raise KeyError(f"{len(found)} samples have the key {key!r}, each in another shard: give their indices")
+            raise ValueError(f"{len(found)} samples have the key {key!r}, each in another shard: give their indices")
         if not found:
             raise KeyError(key)
         return found[0]

@@ -35,7 +35,7 @@ from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, Shar
 from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
 
 # Whatever else lies in the directory is not ours, and stays.
-_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}\.(tar|hri|samples)")
+_NAME = re.compile(r"[0-9a-f]{32}\.(tar|hri|samples)")
 SAMPLES = ".samples"  # a folder
 _PART = ".part"
 _LOCKS = 64
@@ -244,13 +244,12 @@ class CachedShard(MappedShard):
         return bytes(self.data[begin:end])
 
 
-def cached_name(content: int | bytes, suffix: str) -> str:
-    """The name under which a file is kept, by a checksum of its content.
+def cached_name(content: object, suffix: str) -> str:
+    """The name under which a file is kept, by what identifies its content, such as a checksum.
 
     So an entry is never stale, and is found again whatever the host, the path and the signature of its URL are.
     """
-    digits = repr(content).encode()
-    return f"{xxhash.xxh3_128_hexdigest(digits)}-{xxhash.xxh3_64_hexdigest(digits)}{suffix}"
+    return f"{xxhash.xxh3_128_hexdigest(repr(content).encode())}{suffix}"
 
 
 def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard | None:

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from headrace.webdatamodule._arguments import check_seconds, checked_int
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
@@ -301,8 +300,7 @@ class RemoteSet(ShardSet):
         if cache is None or not self.keeps_samples:
             return None
         if keys not in self.caches:
-            data = xxhash.xxh3_128_hexdigest(repr((self.samples, self.checksums)).encode())
-            name = f"{data}-{xxhash.xxh3_64_hexdigest(repr((SAMPLE_CACHE_VERSION, keys)).encode())}{SAMPLES}"
+            name = cached_name((self.samples, self.checksums, SAMPLE_CACHE_VERSION, keys), SAMPLES)
             self.caches[keys] = SampleCache(cache, name, sum(self.samples))
         return self.caches[keys]
 
