@@ -296,10 +296,10 @@ class SortedStrata:
         full: Packer,
         short: Packer | None,
         work: Work,
-        ramp: int = 0,
-        listed: int = 0,
-        descending: Any = None,
-        balanced_ranks: int = 64,
+        ramp: int,
+        listed: int,
+        descending: Any,
+        balanced_ranks: int,
     ) -> None:
         self.by_size, self.strata, self.full, self.short, self.work = by_size, strata, full, short, work
         self.ramp, self.listed, self.descending, self.balanced_ranks = ramp, listed, descending, balanced_ranks
