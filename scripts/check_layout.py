@@ -9,20 +9,8 @@ TOP = {
     ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", "CITATION.cff", "LICENSE", "README.md",
     "ci", "docs", "pyproject.toml", "scripts", "sub-packages",
 }  # fmt: skip
+# The first one has the originals of what they share: they do not import one another.
 PARTS = ("headrace-size-aware-batching", "headrace-webdatamodule", "headrace-weighted-sampler")
-# Files that packages share, since they do not import one another: the first one of each row is copied to the others.
-COPIES = (
-    ("size_aware_batching/_display.py", "weighted_sampler/_display.py", "webdatamodule/_display.py"),
-    ("size_aware_batching/_keywords.py", "weighted_sampler/_keywords.py", "webdatamodule/_keywords.py"),
-    ("size_aware_batching/sizes/columns.py", "weighted_sampler/_columns.py", "webdatamodule/loading/columns.py"),
-    ("size_aware_batching/planning/as_sampler.py", "webdatamodule/loading/as_sampler.py"),
-    ("size_aware_batching/planning/cursor.py", "weighted_sampler/_cursor.py", "webdatamodule/loading/cursor.py"),
-    ("size_aware_batching/planning/epoch_plan.py", "webdatamodule/loading/epoch_plan.py"),
-    ("size_aware_batching/planning/ranks.py", "weighted_sampler/_ranks.py", "webdatamodule/loading/ranks.py"),
-    ("size_aware_batching/planning/run.py", "webdatamodule/loading/run.py"),
-    ("size_aware_batching/planning/run_record.py", "webdatamodule/loading/run_record.py"),
-    ("size_aware_batching/testing.py", "weighted_sampler/testing.py", "webdatamodule/testing.py"),
-)
 OWN_CACHES = {
     ".git", ".venv", ".quickstart", ".hypothesis",
     ".import_linter_cache", ".mypy_cache", ".pytest_cache", ".ruff_cache",
@@ -60,21 +48,26 @@ def test_faults(root: Path) -> list[str]:
     return found
 
 
+def shared_copies(root: Path) -> list[tuple[Path, Path]]:
+    """Return each file of a package that is a copy of one of another package, behind its original."""
+    first, *others = (
+        root / "sub-packages" / name / "src/headrace" / name.removeprefix("headrace-").replace("-", "_")
+        for name in PARTS
+    )
+    return [
+        (first / copy.relative_to(package), copy)
+        for package in others
+        for copy in [*sorted(package.glob("_shared/*.py")), package / "testing.py"]
+    ]
+
+
 def copy_faults(root: Path) -> list[str]:
-    """Return which files differ that packages share, since they do not import one another."""
-    found = []
-    for names in COPIES:
-        packages = [f"headrace-{name.partition('/')[0].replace('_', '-')}" for name in names]
-        first, *others = (
-            root / "sub-packages" / package / "src/headrace" / name
-            for package, name in zip(packages, names, strict=True)
-        )
-        found += [
-            f"{path.relative_to(root)} differs from {first.relative_to(root)}"
-            for path in others
-            if path.read_bytes() != first.read_bytes()
-        ]
-    return found
+    """Return which copies differ from their originals."""
+    return [
+        f"{copy.relative_to(root)} differs from {original.relative_to(root)}: run scripts/sync_shared"
+        for original, copy in shared_copies(root)
+        if not original.is_file() or original.read_bytes() != copy.read_bytes()
+    ]
 
 
 def version_faults(root: Path) -> list[str]:

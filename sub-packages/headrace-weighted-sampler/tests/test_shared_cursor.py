@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.weighted_sampler import _shared_cursor
-from headrace.weighted_sampler._cursor import EpochCursor
+from headrace.weighted_sampler._shared.cursor import EpochCursor
 from headrace.weighted_sampler._shared_cursor import SharedEpochCursor
 
 STEPS = st.one_of(

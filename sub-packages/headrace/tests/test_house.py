@@ -49,11 +49,11 @@ def test_a_namespace_init_is_found(copy: Path) -> None:
 
 
 def test_a_shared_file_that_differs_in_one_package_is_found(copy: Path) -> None:
-    module = copy / "sub-packages/headrace-weighted-sampler/src/headrace/weighted_sampler/_ranks.py"
+    module = copy / "sub-packages/headrace-weighted-sampler/src/headrace/weighted_sampler/_shared/ranks.py"
     module.write_text(module.read_text() + "# only here\n")
     result = layout(copy)
     assert result.returncode == 1
-    assert "weighted_sampler/_ranks.py differs from" in result.stdout
+    assert "weighted_sampler/_shared/ranks.py differs from" in result.stdout
 
 
 def test_a_linked_licence_and_a_stale_pin_are_found(copy: Path) -> None:

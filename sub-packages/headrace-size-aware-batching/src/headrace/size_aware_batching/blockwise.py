@@ -9,8 +9,9 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import never_raises
-from headrace.size_aware_batching._keywords import explains_keywords
+from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.keywords import explains_keywords
+from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
     checked_int,
@@ -30,7 +31,6 @@ from headrace.size_aware_batching.planning.options import (
     Tail,
 )
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
-from headrace.size_aware_batching.planning.ranks import Mesh
 from headrace.size_aware_batching.run_sampler import RunSampler, budget_in_words
 from headrace.size_aware_batching.sizes.read import size_vector
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from headrace.size_aware_batching._display import described, inner, never_raises
+from headrace.size_aware_batching._shared.display import described, inner, never_raises
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
 from headrace.size_aware_batching.memory.oom_guard import OOMEvent, OOMGuard, OOMReport

@@ -11,8 +11,11 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import never_raises
-from headrace.size_aware_batching._keywords import explains_keywords
+from headrace.size_aware_batching._shared.cursor import level_behind_loader
+from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
+from headrace.size_aware_batching._shared.keywords import explains_keywords
+from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
 from headrace.size_aware_batching._validation import (
     checked_epoch,
     checked_int,
@@ -24,15 +27,12 @@ from headrace.size_aware_batching._validation import (
 )
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import CostFunction
-from headrace.size_aware_batching.planning.cursor import level_behind_loader
 from headrace.size_aware_batching.planning.distribution import n_steps
-from headrace.size_aware_batching.planning.epoch_plan import PlannedBatch
 from headrace.size_aware_batching.planning.foreign_sampler import OwnOrder, SamplerOrder
 from headrace.size_aware_batching.planning.optimizer_steps import TokenPlan
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, Oversize, SamplerOptions, Strategy, Tail
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.planner import SizeAwarePlan, SizeAwarePlanner
-from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.samples import Samples
 from headrace.size_aware_batching.report import CurriculumReport, PlanReport, batch_costs
 from headrace.size_aware_batching.run_sampler import RunSampler, budget_in_words

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import bars, described, html, never_raises
+from headrace.size_aware_batching._shared.display import bars, described, html, never_raises
 from headrace.size_aware_batching._validation import counted, whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.pieces import keys_of

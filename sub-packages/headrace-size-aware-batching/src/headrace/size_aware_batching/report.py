@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import html, never_raises
+from headrace.size_aware_batching._shared.display import html, never_raises
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, columns_of, reduced
 from headrace.size_aware_batching.planning.distribution import n_steps

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._display import inner, never_raises
+from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
+from headrace.size_aware_batching._shared.display import inner, never_raises
+from headrace.size_aware_batching._shared.epoch_plan import Place, PlannedBatch
+from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, refuse_sharding_again
+from headrace.size_aware_batching._shared.run import Planner, Run
 from headrace.size_aware_batching._validation import checked_epoch, checked_int, counted, shown
-from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
-from headrace.size_aware_batching.planning.epoch_plan import Place, PlannedBatch
-from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.size_aware_batching.planning.run import Planner, Run
 
 
 class RunSampler(Sampler[list[Any]]):

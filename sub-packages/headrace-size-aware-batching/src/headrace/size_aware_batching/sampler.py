@@ -10,15 +10,15 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._display import never_raises
-from headrace.size_aware_batching._keywords import explains_keywords
+from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
+from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.keywords import explains_keywords
+from headrace.size_aware_batching._shared.ranks import Ranks, refuse_sharding_again, warning_of_whole_stream
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
-from headrace.size_aware_batching.planning.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.options import OVERSIZE, STREAM_OVERSIZE, Oversize, StreamOversize
 from headrace.size_aware_batching.planning.pieces import Piece, pieces_of
-from headrace.size_aware_batching.planning.ranks import Ranks, refuse_sharding_again, warning_of_whole_stream
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, plain_index, size_lookup
 
 __all__ = ["BucketBatchSampler", "SizeAwareBatchSampler", "size_aware_batching"]

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import bars, html, never_raises
-from headrace.size_aware_batching._keywords import explains_keywords
+from headrace.size_aware_batching._shared.columns import array_of_column
+from headrace.size_aware_batching._shared.display import bars, html, never_raises
+from headrace.size_aware_batching._shared.keywords import explains_keywords
+from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
 from headrace.size_aware_batching._validation import checked_flag, checked_int, counted, one_of, shown, whole_number
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
@@ -38,9 +40,7 @@ from headrace.size_aware_batching.planning.padded_micro_batches import largest_f
 from headrace.size_aware_batching.planning.padded_micro_batches import plan_padded
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
-from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 from headrace.size_aware_batching.planning.units import whole_units
-from headrace.size_aware_batching.sizes.columns import array_of_column
 from headrace.size_aware_batching.sizes.read import plain_index, read_sizes, work_vector
 
 __all__ = ["StepPlan", "StepReport", "plan_step"]

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import never_raises, options_of
-from headrace.size_aware_batching._keywords import explains_keywords
+from headrace.size_aware_batching._shared.display import never_raises, options_of
+from headrace.size_aware_batching._shared.keywords import explains_keywords
+from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, warning_of_whole_stream
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
     Logger,
@@ -33,7 +34,6 @@ from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.next_fit import cut_descending
 from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, StreamOversize
 from headrace.size_aware_batching.planning.random import fold_in, random_words
-from headrace.size_aware_batching.planning.ranks import Mesh, Ranks, warning_of_whole_stream
 from headrace.size_aware_batching.sampler import Tally, collated, exact
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 

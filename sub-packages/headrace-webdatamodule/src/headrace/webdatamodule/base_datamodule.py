@@ -6,9 +6,9 @@ from typing import Any
 
 import lightning
 
-from headrace.webdatamodule._display import never_raises
 from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
-from headrace.webdatamodule.loading.ranks import Ranks
+from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.ranks import Ranks
 from headrace.webdatamodule.loading.state_dict import module_state
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 from headrace.webdatamodule.split_names import Split, need, needed_by, stage_name

@@ -10,9 +10,9 @@ from typing import Any
 from lightning.pytorch.utilities import CombinedLoader
 
 from headrace.webdatamodule._arguments import checked_int
-from headrace.webdatamodule._keywords import explains_keywords
+from headrace.webdatamodule._shared.keywords import explains_keywords
+from headrace.webdatamodule._shared.ranks import Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule
-from headrace.webdatamodule.loading.ranks import Ranks
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 from headrace.webdatamodule.split_names import BySplit, Split, by_split, named_sources
 from headrace.webdatamodule.streaming.pipeline import (

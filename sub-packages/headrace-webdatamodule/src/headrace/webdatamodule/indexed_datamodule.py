@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from headrace.webdatamodule._keywords import explains_keywords
+from headrace.webdatamodule._shared.keywords import explains_keywords
+from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
 from headrace.webdatamodule.loading.options import Collate, OnError, SeedPer
-from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
 from headrace.webdatamodule.map_datamodule import MapDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member

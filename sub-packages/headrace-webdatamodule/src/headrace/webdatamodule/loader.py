@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._display import described, inner, kind_of, never_raises
-from headrace.webdatamodule._keywords import explains_keywords
+from headrace.webdatamodule._shared.display import described, inner, kind_of, never_raises
+from headrace.webdatamodule._shared.keywords import explains_keywords
+from headrace.webdatamodule._shared.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
 from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
@@ -46,7 +47,6 @@ from headrace.webdatamodule.loading.next_use import NextUses, PlanUses, planned_
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.padding import padded_beyond
 from headrace.webdatamodule.loading.permutation import derive
-from headrace.webdatamodule.loading.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
 from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state

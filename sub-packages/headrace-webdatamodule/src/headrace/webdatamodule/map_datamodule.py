@@ -11,8 +11,9 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
 from headrace.webdatamodule._arguments import checked_int
-from headrace.webdatamodule._keywords import explains_keywords
 from headrace.webdatamodule._lightning import LastIndices, PredictLoop
+from headrace.webdatamodule._shared.keywords import explains_keywords
+from headrace.webdatamodule._shared.ranks import Mesh, Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loader import ResumableLoader
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
@@ -44,7 +45,6 @@ from headrace.webdatamodule.loading.options import (
     seed_int,
 )
 from headrace.webdatamodule.loading.predictions import in_order
-from headrace.webdatamodule.loading.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.sizes import Sizes, evaluated_sizes, sizes_of_dataset
 from headrace.webdatamodule.loading.stage_report import Reports
 from headrace.webdatamodule.loading.state_dict import check_module_state

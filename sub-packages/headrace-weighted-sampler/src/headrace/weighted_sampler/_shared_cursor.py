@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from headrace.weighted_sampler._cursor import EpochCursor
+from headrace.weighted_sampler._shared.cursor import EpochCursor
 
 _EPOCH, _CALLS, _SPENT, _LOADER = range(4)
 

@@ -15,11 +15,11 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed, shown
-from headrace.weighted_sampler._display import never_raises
-from headrace.weighted_sampler._keywords import explains_keywords
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
-from headrace.weighted_sampler._ranks import Mesh, Ranks, process_group, warning_of_whole_stream
+from headrace.weighted_sampler._shared.display import never_raises
+from headrace.weighted_sampler._shared.keywords import explains_keywords
+from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, process_group, warning_of_whole_stream
 from headrace.weighted_sampler._shared_cursor import SharedEpochCursor
 from headrace.weighted_sampler._sources import (
     END,

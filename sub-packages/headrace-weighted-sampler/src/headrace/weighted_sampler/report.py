@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 from headrace.weighted_sampler._arguments import MAX_POSITION
-from headrace.weighted_sampler._display import bars, html, never_raises
 from headrace.weighted_sampler._mixture import SampleOrder, source_epochs
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._shared.display import bars, html, never_raises
 from headrace.weighted_sampler._token_mixture import TokenAxis, TokenMixture
 from headrace.weighted_sampler.schedule import Stage
 

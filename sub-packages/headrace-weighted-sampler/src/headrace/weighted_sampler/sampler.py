@@ -17,13 +17,13 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
 from headrace.weighted_sampler._caps import cap_passes
-from headrace.weighted_sampler._cursor import EpochCursor
-from headrace.weighted_sampler._display import never_raises
-from headrace.weighted_sampler._keywords import explains_keywords
 from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import parse_mixture
 from headrace.weighted_sampler._permutation import Indices, below, derive
-from headrace.weighted_sampler._ranks import Mesh, Ranks, refuse_sharding_again
+from headrace.weighted_sampler._shared.cursor import EpochCursor
+from headrace.weighted_sampler._shared.display import never_raises
+from headrace.weighted_sampler._shared.keywords import explains_keywords
+from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
 from headrace.weighted_sampler.plotting import plot_run
 from headrace.weighted_sampler.report import MixtureReport, mixture_report

@@ -18,9 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
 from headrace.weighted_sampler._arguments import as_int, is_pair, listed, shown
-from headrace.weighted_sampler._columns import array_of_column
-from headrace.weighted_sampler._display import never_raises
 from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._shared.columns import array_of_column
+from headrace.weighted_sampler._shared.display import never_raises
 
 T_co = TypeVar("T_co", covariant=True)
 Weight: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]

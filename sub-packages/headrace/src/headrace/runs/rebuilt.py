@@ -130,11 +130,11 @@ def _record(kind: str, state: Mapping[str, Any]) -> Any:
     """The record of a state, by the package that the state is of."""
     if kind == EQUAL:
         with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
-            from headrace.webdatamodule.loading import run_record
-        return run_record.RunRecord.of(state)
+            from headrace.webdatamodule._shared.record import RunRecord
+        return RunRecord.of(state)
     with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
-        from headrace.size_aware_batching.planning import run_record as of_sizes
-    return of_sizes.RunRecord.of(state)
+        from headrace.size_aware_batching._shared.record import RunRecord as RecordOfSizes
+    return RecordOfSizes.of(state)
 
 
 def epoch_of(sampler: Any, record: Any, step: int) -> int:

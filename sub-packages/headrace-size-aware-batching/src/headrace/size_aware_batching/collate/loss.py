@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headrace.size_aware_batching._shared.ranks import Ranks, process_group
 from headrace.size_aware_batching.memory.parts import refuse_in_part
-from headrace.size_aware_batching.planning.ranks import Ranks, process_group
 
 
 def global_num_tokens(

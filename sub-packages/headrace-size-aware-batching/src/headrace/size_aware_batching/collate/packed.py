@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from headrace.size_aware_batching._display import never_raises, options_of, shape_of
+from headrace.size_aware_batching._shared.display import never_raises, options_of, shape_of
 from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
 from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers
 from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, not_empty, place, with_keys

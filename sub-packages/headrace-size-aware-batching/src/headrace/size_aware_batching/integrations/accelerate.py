@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
-from headrace.size_aware_batching._display import inner, never_raises
+from headrace.size_aware_batching._shared.display import inner, never_raises
 from headrace.size_aware_batching.run_sampler import EpochSetter
 
 Batch = TypeVar("Batch")

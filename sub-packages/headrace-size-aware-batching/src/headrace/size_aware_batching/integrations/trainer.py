@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from headrace.size_aware_batching._display import inner, never_raises
+from headrace.size_aware_batching._shared.display import inner, never_raises
 from headrace.size_aware_batching._validation import checked_int, warn
 
 _KEY = "headrace"  # in a trainer's state

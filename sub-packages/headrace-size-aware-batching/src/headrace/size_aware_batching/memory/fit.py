@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from headrace.size_aware_batching._shared.ranks import Ranks
 from headrace.size_aware_batching._validation import checked_int, log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
@@ -22,7 +23,6 @@ from headrace.size_aware_batching.memory.probes import Probes
 from headrace.size_aware_batching.memory.snapshot import Optimizers, unchanged
 from headrace.size_aware_batching.memory.terms import candidate_terms
 from headrace.size_aware_batching.planning.costs import largest_count
-from headrace.size_aware_batching.planning.ranks import Ranks
 from headrace.size_aware_batching.sizes.read import read_sizes
 
 _EXPLORED = {1: (0.02, 0.5, 1.0), 2: (0.5, 1.0)}  # by columns of sizes: the same where counts are found by measuring

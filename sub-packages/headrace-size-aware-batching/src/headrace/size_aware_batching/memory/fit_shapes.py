@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from headrace.size_aware_batching._display import html, never_raises
 from headrace.size_aware_batching._files import write_atomically
+from headrace.size_aware_batching._shared.display import html, never_raises
+from headrace.size_aware_batching._shared.ranks import Ranks
 from headrace.size_aware_batching._validation import checked_int, counted, log_info, one_of, real_number
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.design import neighbours
@@ -29,7 +30,6 @@ from headrace.size_aware_batching.planning.costs import largest_count
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.prepared import prepare
-from headrace.size_aware_batching.planning.ranks import Ranks
 from headrace.size_aware_batching.planning.shapes import checked_shapes
 from headrace.size_aware_batching.sizes.read import read_sizes
 

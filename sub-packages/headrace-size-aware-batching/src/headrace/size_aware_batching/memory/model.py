@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._display import html, never_raises
+from headrace.size_aware_batching._shared.display import html, never_raises
+from headrace.size_aware_batching._shared.ranks import Ranks
 from headrace.size_aware_batching._validation import checked_int, counted, one_of, real_number, warn, whole_number
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
 from headrace.size_aware_batching.memory.least_squares import conformal_margin, fit_floor
@@ -21,7 +22,6 @@ from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
 from headrace.size_aware_batching.memory.terms import MemoryCost, Term, candidate_terms, default_terms
 from headrace.size_aware_batching.planning.costs import largest_count
 from headrace.size_aware_batching.planning.gather import gather_json
-from headrace.size_aware_batching.planning.ranks import Ranks
 from headrace.size_aware_batching.sizes.read import read_sizes
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from headrace.size_aware_batching._display import html, never_raises
+from headrace.size_aware_batching._shared.display import html, never_raises
 from headrace.size_aware_batching._validation import counted, one_of
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
 from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, is_out_of_memory, out_of_memory

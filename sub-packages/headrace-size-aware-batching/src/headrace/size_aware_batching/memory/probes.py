@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._validation import log_info
 from headrace.size_aware_batching.memory.device import alloc_retries, device_memory, device_size
 from headrace.size_aware_batching.memory.peaks import Peaks, attempt, batch_features, describe
 from headrace.size_aware_batching.memory.snapshot import TrainingState
 from headrace.size_aware_batching.planning.gather import gather_json
-from headrace.size_aware_batching.planning.ranks import Mesh
 
 
 class Probes:

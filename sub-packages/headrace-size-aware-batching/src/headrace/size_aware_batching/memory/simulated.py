@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from headrace.size_aware_batching._display import never_raises
+from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._validation import checked_flag, whole_number
 from headrace.size_aware_batching.memory.caching import BLOCK, SEGMENT, CachingAllocator
 from headrace.size_aware_batching.memory.peaks import Peaks, SizesOf, measure_peaks

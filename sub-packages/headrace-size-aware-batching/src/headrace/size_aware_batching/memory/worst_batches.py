@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.device import free_memory, out_of_memory
@@ -13,7 +14,6 @@ from headrace.size_aware_batching.memory.peaks import describe
 from headrace.size_aware_batching.memory.snapshot import Optimizers, as_optimizers, unchanged
 from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.pieces import as_indices, sizes_of
-from headrace.size_aware_batching.planning.ranks import Mesh, Ranks
 
 
 def run_worst_batches(

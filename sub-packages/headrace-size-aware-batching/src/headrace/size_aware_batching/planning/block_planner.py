@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.epoch_plan import NO_LIMIT, EpochPlan, Place, Steps
+from headrace.size_aware_batching._shared.ranks import Ranks
+from headrace.size_aware_batching._shared.run import History, NoSampler
 from headrace.size_aware_batching._validation import shortlist, shown
 from headrace.size_aware_batching.planning.batch_list import BatchList, index_at
 from headrace.size_aware_batching.planning.block_counts import BlockCounts
@@ -24,7 +27,6 @@ from headrace.size_aware_batching.planning.blocks import (
     sizes_checksum,
 )
 from headrace.size_aware_batching.planning.distribution import distribute_steps, n_steps
-from headrace.size_aware_batching.planning.epoch_plan import NO_LIMIT, EpochPlan, Place, Steps
 from headrace.size_aware_batching.planning.fingerprint import WHOLE, fingerprint
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, balance_evenly
 from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_empty
@@ -32,8 +34,6 @@ from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, skipped_notice
 from headrace.size_aware_batching.planning.random import fold_in
-from headrace.size_aware_batching.planning.ranks import Ranks
-from headrace.size_aware_batching.planning.run import History, NoSampler
 from headrace.size_aware_batching.planning.states import checked_state, refuse_other_settings
 from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes

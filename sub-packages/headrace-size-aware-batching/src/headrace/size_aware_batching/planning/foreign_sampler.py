@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
+from headrace.size_aware_batching._shared.ranks import Mesh
+from headrace.size_aware_batching._shared.run import NoSampler
 from headrace.size_aware_batching.planning.gather import gather
 from headrace.size_aware_batching.planning.order import SliceOrder, listed_order
 from headrace.size_aware_batching.planning.pieces import Pieces
-from headrace.size_aware_batching.planning.ranks import Mesh
-from headrace.size_aware_batching.planning.run import NoSampler
 
 READ_AT_ONCE = 2**20
 COMPARED = 2**16  # positions of an order that ranks compare

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from headrace.size_aware_batching.planning.ranks import Mesh, process_group
+from headrace.size_aware_batching._shared.ranks import Mesh, process_group
 
 
 def gather(value: str, mesh: Mesh | None = None) -> list[str] | None:

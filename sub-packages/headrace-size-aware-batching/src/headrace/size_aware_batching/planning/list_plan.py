@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.distribution import Dealt, distribute_steps, last_known, n_steps
-from headrace.size_aware_batching.planning.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.size_aware_batching.planning.last_step import balance_evenly
 from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.pieces import Pieces

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.size_aware_batching._validation import Number, checked_int, counted, shown
 from headrace.size_aware_batching.planning.batch_list import GroupedList, index_at
 from headrace.size_aware_batching.planning.curriculum import (
@@ -28,7 +29,6 @@ from headrace.size_aware_batching.planning.curriculum import (
     shortest_first,
 )
 from headrace.size_aware_batching.planning.distribution import distribute_packed
-from headrace.size_aware_batching.planning.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.list_plan import as_steps

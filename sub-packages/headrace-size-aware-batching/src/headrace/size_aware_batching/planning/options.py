@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from headrace.size_aware_batching._shared.record import plain
 from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, warn, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.limits import plain_budget
-from headrace.size_aware_batching.planning.run_record import plain
 from headrace.size_aware_batching.planning.shapes import checked_shapes
 from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
 

@@ -7,10 +7,10 @@ from itertools import islice
 from numbers import Real
 from typing import Any, Protocol
 
+from headrace.size_aware_batching._shared.record import RECORD
 from headrace.size_aware_batching._validation import checked_epoch, checked_int, shortlist, shown
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA
-from headrace.size_aware_batching.planning.run_record import RECORD
 
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
 _CURES = {

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from headrace.webdatamodule._arguments import checked_int
-from headrace.webdatamodule._display import inner, never_raises
+from headrace.webdatamodule._shared.display import inner, never_raises
 from headrace.webdatamodule.loader import ResumableLoader
 
 try:

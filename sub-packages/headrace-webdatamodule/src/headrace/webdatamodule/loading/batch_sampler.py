@@ -12,15 +12,15 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from headrace.webdatamodule._arguments import checked_int
-from headrace.webdatamodule._display import never_raises
-from headrace.webdatamodule._keywords import explains_keywords
-from headrace.webdatamodule.loading.as_sampler import refuse_as_sampler
-from headrace.webdatamodule.loading.epoch_plan import Place, PlannedBatch
+from headrace.webdatamodule._shared.as_sampler import refuse_as_sampler
+from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.epoch_plan import Place, PlannedBatch
+from headrace.webdatamodule._shared.keywords import explains_keywords
+from headrace.webdatamodule._shared.ranks import Mesh, Ranks, refuse_sharding_again
+from headrace.webdatamodule._shared.run import Run
 from headrace.webdatamodule.loading.equal_plan import DATA, EqualOptions, EqualPlanner
 from headrace.webdatamodule.loading.next_use import PermutationUses, ranks_of_node
 from headrace.webdatamodule.loading.options import seed_int
-from headrace.webdatamodule.loading.ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.webdatamodule.loading.run import Run
 from headrace.webdatamodule.loading.user_sampler import NoUserSampler, UserSampler
 
 CHANGEABLE = ("batch_size", "drop_last", "shuffle")  # arguments that a run may change

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset
 
-from headrace.webdatamodule._display import never_raises
+from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule.shards import IndexedShards
 from headrace.webdatamodule.shards.indexed_shards import Begin
 

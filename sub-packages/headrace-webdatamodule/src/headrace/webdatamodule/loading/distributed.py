@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from headrace.webdatamodule.loading.ranks import Mesh
+from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 
 _Result = TypeVar("_Result")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.loading.epoch_plan import NO_LIMIT, Place, Steps
+from headrace.webdatamodule._shared.epoch_plan import NO_LIMIT, Place, Steps
+from headrace.webdatamodule._shared.record import RECORD
+from headrace.webdatamodule._shared.run import History
 from headrace.webdatamodule.loading.permutation import Shuffle
-from headrace.webdatamodule.loading.run import History
-from headrace.webdatamodule.loading.run_record import RECORD
 from headrace.webdatamodule.loading.state_dict import check_state
 from headrace.webdatamodule.loading.user_sampler import NoUserSampler, UserSampler
 

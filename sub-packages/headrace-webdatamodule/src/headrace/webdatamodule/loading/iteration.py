@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace.webdatamodule._shared.cursor import EpochCursor
 from headrace.webdatamodule.loading.batch_reading import Keys, Request, SkippedSample
-from headrace.webdatamodule.loading.cursor import EpochCursor
 from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, at_beginning, has_state, samples_of
 from headrace.webdatamodule.loading.next_use import NextUses
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader
 from tqdm import tqdm
 
+from headrace.webdatamodule._shared.columns import array_of_column
 from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
     DamagedSampleWarning,
@@ -22,7 +23,6 @@ from headrace.webdatamodule.loading.batch_reading import (
     SkippedSample,
     raise_explained,
 )
-from headrace.webdatamodule.loading.columns import array_of_column
 from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.options import OnError
 from headrace.webdatamodule.loading.worker import end_with_parent, end_workers, start_workers

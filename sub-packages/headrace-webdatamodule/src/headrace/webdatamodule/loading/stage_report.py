@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._display import bars, html, never_raises
+from headrace.webdatamodule._shared.display import bars, html, never_raises
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, find_sources, source_names
 from headrace.webdatamodule.loading.foreign_batch_sampler import longest_of, samples_of, sizes_of

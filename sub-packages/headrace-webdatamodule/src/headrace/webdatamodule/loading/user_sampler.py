@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._shared.ranks import Mesh
+from headrace.webdatamodule._shared.run import NoSampler
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
-from headrace.webdatamodule.loading.ranks import Mesh
-from headrace.webdatamodule.loading.run import NoSampler
 
 Order = tuple[int, Callable[[int, int], Any]]  # positions of an epoch, and the samples between two of them
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._arguments import checked_int
-from headrace.webdatamodule._display import never_raises
-from headrace.webdatamodule._keywords import explains_keywords
+from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import MemberDecoder, decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES

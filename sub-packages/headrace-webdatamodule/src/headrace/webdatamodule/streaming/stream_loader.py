@@ -16,10 +16,10 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule._display import never_raises
-from headrace.webdatamodule.loading.cursor import EpochCursor
+from headrace.webdatamodule._shared.cursor import EpochCursor
+from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
-from headrace.webdatamodule.loading.ranks import Mesh
 from headrace.webdatamodule.loading.state_dict import STATE_VERSION, check_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.worker import end_workers, start_workers

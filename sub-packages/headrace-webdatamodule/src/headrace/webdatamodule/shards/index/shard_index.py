@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._display import never_raises
+from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule.shards.errors import Damage, DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK, compression, padded

@@ -2,8 +2,6 @@
 
 It knows nothing of samples and how they are batched: a `Planner` makes plans, and an `EpochPlan` gives the steps from
 any place on.
-
-The packages of headrace do not import one another, so two of them have this file; the copies are equal.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 from .cursor import EpochCursor, level_of_loop
 from .epoch_plan import EpochPlan, Place, PlannedBatch, Steps
 from .ranks import Mesh, Ranks, process_group
-from .run_record import Part, RunRecord
+from .record import Part, RunRecord
 
 DRAWS = 1024  # the weights of a mixture change at multiples of this
 Settings = Mapping[str, Any]  # as the record has them: n, options, exclude, reweight

@@ -1,7 +1,4 @@
-"""The plan of an epoch, as a run asks it: steps from any place on, at any number of ranks.
-
-The packages of headrace do not import one another, so two of them have this file; the copies are equal.
-"""
+"""The plan of an epoch, as a run asks it: steps from any place on, at any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Errors for keyword arguments of wrong names: they say the right one.
-
-The packages of headrace do not import one another, so each has this file; the copies are equal.
-"""
+"""Errors for keyword arguments of wrong names: they say the right one."""
 
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""A batch sampler that was given to torch's `DataLoader` as `sampler=`, which reads every batch as one index.
-
-The packages of headrace do not import one another, so each that needs this file has it; the copies are equal.
-"""
+"""A batch sampler that was given to torch's `DataLoader` as `sampler=`, which reads every batch as one index."""
 
 import sys
 

@@ -1,7 +1,4 @@
-"""What changed in a run, and when: enough to tell what any step of it was.
-
-The packages of headrace do not import one another, so two of them have this file; the copies are equal.
-"""
+"""What changed in a run, and when: enough to tell what any step of it was."""
 
 from __future__ import annotations
 

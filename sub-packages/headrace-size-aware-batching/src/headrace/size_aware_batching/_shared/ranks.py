@@ -1,7 +1,4 @@
-"""The data-parallel ranks: how many there are, and which one this process is.
-
-One rule for all packages of headrace. They do not import one another, so each has this file; the copies are equal.
-"""
+"""The data-parallel ranks: how many there are, and which one this process is."""
 
 import operator
 import os

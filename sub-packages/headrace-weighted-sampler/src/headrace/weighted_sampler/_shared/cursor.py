@@ -1,7 +1,4 @@
-"""The place of an iterable in its epochs, and the one rule of ``set_epoch`` and ``load_state_dict``.
-
-The packages of headrace do not import one another, so each has this file; the copies are equal.
-"""
+"""The place of an iterable in its epochs, and the one rule of ``set_epoch`` and ``load_state_dict``."""
 
 import sys
 import warnings
@@ -9,7 +6,7 @@ from types import FrameType
 from typing import Any, cast
 
 # Modules between a sampler and a loop.
-_THROUGH = ("headrace.size_aware_batching.", "headrace.webdatamodule.loading.run")
+_THROUGH = ("headrace.size_aware_batching.", "headrace.webdatamodule._shared.")
 _LOADERS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
 _TRAINERS = ("headrace.", "torchdata.", "accelerate.", "transformers.", "lightning.")
 

@@ -1,7 +1,6 @@
 """Columns of Arrow, Hugging Face datasets, Parquet files, pandas and polars, read as arrays.
 
-None of these libraries is a dependency: the user's code has imported the library of a column. The packages of headrace
-do not import one another, so they have equal copies of this file.
+None of these libraries is a dependency: the user's code has imported the library of a column.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""How objects show themselves: as text that never raises, and as tables and bars in a notebook.
-
-The packages of headrace do not import one another, so each has this file; the copies are equal.
-"""
+"""How objects show themselves: as text that never raises, and as tables and bars in a notebook."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
