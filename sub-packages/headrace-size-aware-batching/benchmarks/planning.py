@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.planning.random import fold_in
+from headrace.size_aware_batching._shared.random import fold_in
 
 KINDS = {"usual": (2048, 16384), "heavy": (16384, 32768)}
 WAYS = {"sequential": "sum", "stratified": "sum", "bucketed": "padded", "packed": "sum"}

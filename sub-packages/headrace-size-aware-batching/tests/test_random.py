@@ -5,14 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_of_sizes import examples
 
-from headrace.size_aware_batching.planning.random import (
-    LONGEST_ROW,
-    fold_in,
-    shuffle_blocks,
-    shuffle_groups,
-    shuffle_rows,
-    splitmix64,
-)
+from headrace.size_aware_batching._shared.random import fold_in, splitmix64
+from headrace.size_aware_batching.planning.random import LONGEST_ROW, shuffle_blocks, shuffle_groups, shuffle_rows
 
 
 @examples(50)

@@ -332,7 +332,7 @@ def test_equal_options_have_equal_fingerprints() -> None:
 
 def test_a_dataset_in_place_of_its_length_is_not_printed_whole() -> None:
     with pytest.raises(
-        TypeError, match=r"n_samples must be an int >= 0, got \[0, 1, .*\]: give len\(dataset\)$"
+        TypeError, match=r"n_samples must be an int >= 0, got \[0, 1, .*\] of type list: give len\(dataset\)$"
     ) as caught:
         DistributedBatchSampler(list(range(100_000)), 8)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 200

@@ -8,23 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule.loading.options import Loading, describe_option, differences, seed_int
-
-
-@pytest.mark.parametrize("value", [1, 10**12, np.int64(7)])
-def test_counts(value: Any) -> None:
-    assert checked_int("n", value, 1) == value
-    assert type(checked_int("n", value, 1)) is int
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [*((low, ValueError) for low in (0, -1, np.int8(0))), *((no, TypeError) for no in (True, 1.0, "1", None, "/a"))],
-)
-def test_what_is_no_count(value: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"n must be an int >= 1, got .*: some cure$"):
-        checked_int("n", value, 1, "some cure")
 
 
 @pytest.mark.parametrize("seed", [0, 2**64 - 1, np.int64(7), np.uint64(2**64 - 1)])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.webdatamodule.loading.permutation import SHORT, Shuffle, derive, splitmix64
+from headrace.webdatamodule._shared.random import fold_in, splitmix64
+from headrace.webdatamodule.loading.permutation import SHORT, Shuffle
 
 words = st.integers(0, 2**64 - 1)
 
@@ -64,7 +65,7 @@ def test_the_orders_are_those_of_the_first_release() -> None:
     """A checkpoint is resumed with the same order on every platform and in every later version."""
     assert Shuffle(10, 3, 0).take(0, 10).tolist() == [7, 6, 3, 2, 9, 0, 1, 5, 4, 8]
     assert Shuffle(100_000, 3, 0).take(5, 10).tolist() == [82057, 45245, 51728, 74676, 92794]
-    assert int(derive(1, 2)[0]) == 15671754871817308195
+    assert int(fold_in(1, 2)[0]) == 15671754871817308195
     # https://prng.di.unimi.it/splitmix64.c, from state 0
     state = np.arange(3, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     assert splitmix64(state).tolist() == [16294208416658607535, 7960286522194355700, 487617019471545679]
@@ -73,6 +74,6 @@ def test_the_orders_are_those_of_the_first_release() -> None:
 @given(st.lists(words, max_size=5))
 def test_a_key_knows_the_place_of_its_words(key: list[int]) -> None:
     longer = [tuple(key), (*key, 0), (*key, 0, 0), (0, *key, 1)]
-    assert len({int(derive(*one)[0]) for one in longer}) == len(longer)
+    assert len({int(fold_in(*one)[0]) for one in longer}) == len(longer)
     for one, other in pairwise(sorted(set(key))):
-        assert derive(one, other)[0] != derive(other, one)[0]
+        assert fold_in(one, other)[0] != fold_in(other, one)[0]

@@ -17,13 +17,12 @@ from headrace.weighted_sampler._permutation import (
     Rectangle,
     SourceEpochs,
     below,
-    derive,
     permute,
     permute_by_tables,
     round_tables,
     sort_shuffles,
-    splitmix64,
 )
+from headrace.weighted_sampler._shared.random import fold_in, splitmix64
 
 WORDS = st.integers(0, 2**64 - 1)
 
@@ -40,16 +39,16 @@ def test_splitmix64_gives_the_published_sequence() -> None:
 
 @given(st.lists(WORDS, min_size=2, max_size=4, unique=True))
 def test_keys_depend_on_every_word_and_its_place(words: list[int]) -> None:
-    key = int(derive(*words)[0])
-    assert key != int(derive(*reversed(words))[0])
-    assert key != int(derive(*words, 0)[0])
-    assert key != int(derive(words[0] ^ 1, *words[1:])[0])
+    key = int(fold_in(*words)[0])
+    assert key != int(fold_in(*reversed(words))[0])
+    assert key != int(fold_in(*words, 0)[0])
+    assert key != int(fold_in(words[0] ^ 1, *words[1:])[0])
 
 
 @given(st.lists(WORDS, min_size=1, max_size=5), WORDS)
 def test_an_array_of_words_gives_the_keys_of_its_elements(words: list[int], seed: int) -> None:
-    together = derive(seed, np.array(words, np.uint64), 7).tolist()
-    assert together == [int(derive(seed, word, 7)[0]) for word in words]
+    together = fold_in(seed, np.array(words, np.uint64), 7).tolist()
+    assert together == [int(fold_in(seed, word, 7)[0]) for word in words]
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 1000, 2**31 - 1, 2**31])
@@ -65,13 +64,13 @@ def test_every_row_is_a_permutation(size: int, keys: list[int]) -> None:
 
 
 def test_the_longest_row_is_a_permutation() -> None:
-    assert np.array_equal(np.sort(sort_shuffles(MAX_SORTED, derive(1))[0]), np.arange(MAX_SORTED))
+    assert np.array_equal(np.sort(sort_shuffles(MAX_SORTED, fold_in(1))[0]), np.arange(MAX_SORTED))
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 12])
 def test_each_place_is_equally_likely_everywhere(size: int) -> None:
     rounds = 4000
-    rows = sort_shuffles(size, derive(17, np.arange(rounds, dtype=np.uint64)))
+    rows = sort_shuffles(size, fold_in(17, np.arange(rounds, dtype=np.uint64)))
     counts = np.stack([np.bincount(rows[:, column], minlength=size) for column in range(size)])
     freedom = (size - 1) ** 2
     chi_square = float(((counts - rounds / size) ** 2).sum() / (rounds / size))
@@ -79,7 +78,7 @@ def test_each_place_is_equally_likely_everywhere(size: int) -> None:
 
 
 def test_all_orders_of_four_are_equally_likely() -> None:
-    rows = sort_shuffles(4, derive(29, np.arange(24_000, dtype=np.uint64)))
+    rows = sort_shuffles(4, fold_in(29, np.arange(24_000, dtype=np.uint64)))
     counts = np.unique(rows @ np.array([64, 16, 4, 1]), return_counts=True)[1]
     assert len(counts) == 24
     assert ((counts - 1000) ** 2).sum() / 1000 < 65  # chi-square with 23 degrees of freedom: 1 in 100,000
@@ -90,7 +89,7 @@ Shuffle = Callable[[int, int], NDArray[np.int64]]
 
 
 def whole(size: int, key: int) -> NDArray[np.int64]:
-    return permute(Rectangle(size), np.arange(size), derive(key))
+    return permute(Rectangle(size), np.arange(size), fold_in(key))
 
 
 def is_bijection(moved: NDArray[np.int64]) -> bool:
@@ -115,7 +114,7 @@ def test_the_rectangle_holds_every_place_and_few_others(size: int, key: int, dat
     assert size <= shape.rows * shape.columns < size + shape.rows
     assert max(shape.rows, shape.columns) <= 2**31
     places = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True)))
-    moved = permute(shape, places, derive(key))
+    moved = permute(shape, places, fold_in(key))
     assert moved.min() >= 0
     assert moved.max() < size
     assert len(set(moved.tolist())) == len(places)
@@ -125,12 +124,12 @@ def test_the_rectangle_holds_every_place_and_few_others(size: int, key: int, dat
 def test_tables_change_nothing(size: int, key: int, data: st.DataObject) -> None:
     shape = Rectangle(size)
     places = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=50)))
-    made = round_tables(shape, derive(key))
-    assert np.array_equal(permute_by_tables(shape, made, places), permute(shape, places, derive(key)))
+    made = round_tables(shape, fold_in(key))
+    assert np.array_equal(permute_by_tables(shape, made, places), permute(shape, places, fold_in(key)))
 
 
 def test_tables_of_the_largest_tabulated_list_are_small() -> None:
-    assert sum(table.nbytes for table in round_tables(Rectangle(MAX_TABLE_ROWS**2), derive(0))) <= 2**20
+    assert sum(table.nbytes for table in round_tables(Rectangle(MAX_TABLE_ROWS**2), fold_in(0))) <= 2**20
 
 
 @given(st.integers(1, 2**40), st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=5))

@@ -2,8 +2,6 @@
 
 import logging
 import math
-import operator
-import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,24 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from headrace.size_aware_batching._shared.checks import checked_int, shown
+
 Number: TypeAlias = int | float
 Logger: TypeAlias = Callable[[str], None]
 
 UNLIMITED = 2**62  # sizes and finite budgets stay below, so that sums of two fit into int64
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
 _LIBRARIES = ("headrace.", "torch.utils.data.", "lightning.")
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
-
-
-def shown(value: object) -> str:
-    """Return a short ``repr`` for an error: a value may be a whole dataset.
-
-    >>> shown("a word"), shown(list(range(10_000)))
-    ("'a word'", '[0, 1, 2, 3, 4, 5, ...]')
-    """
-    return _SHORT.repr(value)
 
 
 def real_number(value: object, name: str) -> Number:
@@ -55,28 +43,14 @@ def real_number(value: object, name: str) -> Number:
     return number
 
 
-def whole_number(name: str, value: Any, least: int = 1, end: int | None = None) -> int | None:
-    """Return an integer from ``least`` up to, but not including, ``end`` as an int; None stays None."""
-    return None if value is None else min(checked_int(name, value, least, end), UNLIMITED)
-
-
-def checked_int(name: str, value: Any, least: int = 0, end: int | None = None, noun: str = "") -> int:
-    """Return an integer of any library as an int; ``noun`` follows the bounds in the error."""
-    bounds = f"{name} must be an int " + (f">= {least}" if end is None else f"from {least} to {end - 1}") + noun
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{bounds}, got {shown(value)} of type {type(value).__name__}")
-    if number < least or (end is not None and number >= end):
-        raise ValueError(f"{bounds}, got {shown(value)}")
-    return number
+def whole_number(name: str, value: Any, low: int = 1, high: int | None = None) -> int | None:
+    """Return an integer from ``low`` to ``high`` as an int; None stays None."""
+    return None if value is None else min(checked_int(name, value, low, high), UNLIMITED)
 
 
 def checked_seed(seed: Any) -> int:
     """Return the seed as an int of 64 bits."""
-    return checked_int("seed", seed, end=2**64)
+    return checked_int("seed", seed, high=2**64 - 1)
 
 
 def checked_epoch(epoch: Any) -> int:

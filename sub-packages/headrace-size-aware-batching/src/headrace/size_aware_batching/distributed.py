@@ -11,20 +11,13 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.cursor import level_behind_loader
 from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
 from headrace.size_aware_batching._shared.keywords import explains_keywords
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
-from headrace.size_aware_batching._validation import (
-    checked_epoch,
-    checked_int,
-    checked_seed,
-    counted,
-    one_of,
-    warn,
-    whole_number,
-)
+from headrace.size_aware_batching._validation import checked_epoch, checked_seed, counted, one_of, warn, whole_number
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.distribution import n_steps
@@ -524,7 +517,7 @@ class DistributedSizeAwareBatchSampler(RunSampler):
         ([[0], [3]], [1, 2])
         """
         n = len(self.sizes)
-        self._run.exclude([checked_int("indices", index, end=n, noun=", the samples") for index in indices])
+        self._run.exclude([checked_int("indices", index, high=n - 1) for index in indices])
 
     def skip(self, steps: int) -> NDArray[np.int64]:
         """Skip the next steps of this epoch, once; call it on every rank at the same step.

@@ -10,11 +10,12 @@ from typing import Any, Literal
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
+from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.display import inner, never_raises
 from headrace.size_aware_batching._shared.epoch_plan import Place, PlannedBatch
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.size_aware_batching._shared.run import Planner, Run
-from headrace.size_aware_batching._validation import checked_epoch, checked_int, counted, shown
+from headrace.size_aware_batching._validation import checked_epoch, counted
 
 
 class RunSampler(Sampler[list[Any]]):
@@ -155,7 +156,7 @@ class RunSampler(Sampler[list[Any]]):
         by_rank = self._run.step(number, world)
         if rank is None:
             return by_rank
-        return by_rank[checked_int("rank", rank, end=len(by_rank), noun=", the ranks of that step")]
+        return by_rank[checked_int("rank", rank, high=len(by_rank) - 1)]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is discarded."""

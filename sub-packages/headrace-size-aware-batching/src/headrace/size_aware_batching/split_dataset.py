@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.display import described, kind_of, never_raises
-from headrace.size_aware_batching._validation import shortlist, shown
+from headrace.size_aware_batching._validation import shortlist
 from headrace.size_aware_batching.collate.fields import Name, Path, checked_names, like, place
 from headrace.size_aware_batching.planning.pieces import PIECE_START, Piece
 

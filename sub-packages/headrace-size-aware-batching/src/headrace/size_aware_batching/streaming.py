@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.display import never_raises, options_of
 from headrace.size_aware_batching._shared.keywords import explains_keywords
+from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, warning_of_whole_stream
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
     Logger,
     Number,
-    checked_int,
     checked_seed,
     log_info,
     logger_or,
     one_of,
-    shown,
     warn,
 )
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
@@ -33,7 +33,7 @@ from headrace.size_aware_batching.planning.last_step import split_longest
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.next_fit import cut_descending
 from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, StreamOversize
-from headrace.size_aware_batching.planning.random import fold_in, random_words
+from headrace.size_aware_batching.planning.random import random_words
 from headrace.size_aware_batching.sampler import Tally, collated, exact
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 
@@ -114,7 +114,7 @@ class BucketedBatching:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the random order of all later streams, in this process and in the loader workers that it started."""
-        self._epoch.fill_(checked_int("epoch", epoch, end=2**63))
+        self._epoch.fill_(checked_int("epoch", epoch, high=2**63 - 1))
 
     def __call__(self, source: Iterable[Any]) -> Generator[Any, None, None]:
         """Batch a stream.

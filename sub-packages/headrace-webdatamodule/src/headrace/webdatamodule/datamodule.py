@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import CombinedLoader
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.ranks import Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule._shared.display import described, inner, kind_of, never_raises
 from headrace.webdatamodule._shared.keywords import explains_keywords
+from headrace.webdatamodule._shared.random import fold_in
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
 from headrace.webdatamodule.loading.batch_reading import (
@@ -46,7 +47,6 @@ from headrace.webdatamodule.loading.iteration import (
 from headrace.webdatamodule.loading.next_use import NextUses, PlanUses, planned_uses
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.padding import padded_beyond
-from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
 from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state
@@ -814,7 +814,7 @@ class ResumableLoader(EpochLoader):
     def _keys(self, epoch: int, rank: int) -> Keys:
         """The keys of the random numbers of an epoch."""
         name = int.from_bytes(self._name.encode()[:7], "big")
-        return Keys(int(derive(self._seed, epoch, rank, name)[0]), epoch_key(self._seed, epoch))
+        return Keys(int(fold_in(self._seed, epoch, rank, name)[0]), epoch_key(self._seed, epoch))
 
     def _draws(self, batches: Any) -> Callable[[Sequence[int]], Sequence[int] | None] | None:
         """What tells the draws of each batch, where they decide random numbers."""

@@ -10,8 +10,8 @@ import lightning
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_info
 
-from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule._lightning import LastIndices, PredictLoop
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule

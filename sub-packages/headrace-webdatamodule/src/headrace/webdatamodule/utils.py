@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.format.files import expanded, output_directory
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
 
@@ -62,7 +62,7 @@ def pickles_to_tars(
     if isinstance(input_prefix_subset, str):
         raise ValueError(f"input_prefix_subset must be a list of names, got the text {input_prefix_subset!r}")
     if min_num_shards is not None:
-        min_num_shards = checked_int("min_num_shards", min_num_shards, 1, "None takes a fitting number")
+        min_num_shards = checked_int("min_num_shards", min_num_shards, 1, cure="None takes a fitting number")
     suffixes = [input_suffix] if isinstance(input_suffix, str) else list(input_suffix)
     pack_files(
         expanded(dir_input),

@@ -1,6 +1,5 @@
 """Checks of single arguments, and how messages show values."""
 
-import operator
 import reprlib
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -24,18 +23,6 @@ def listed(names: Sequence[Any]) -> str:
     """Write names into a message, the first ten of them."""
     text = ", ".join(map(short.repr, names[:_MAX_NAMES])) or "none"
     return text if len(names) <= _MAX_NAMES else f"{text} and {len(names) - _MAX_NAMES} more"
-
-
-def as_int(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return a Python or numpy integer from ``low`` to ``high`` as an int."""
-    allowed = f"an int >= {low}" if high is None else f"an int from {low} to {high}"
-    try:
-        number = operator.index(None if isinstance(value, (bool, np.bool_)) else value)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise TypeError(f"{name} must be {allowed}, got {shown(value)}") from error
-    if number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be {allowed}, got {number}")
-    return number
 
 
 def as_bool(name: str, value: object) -> bool:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, shown
+from headrace.weighted_sampler._arguments import MAX_POSITION, shown
 from headrace.weighted_sampler._mixture_arguments import Leaving, MixtureSpec, normalized_shares
+from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._stopping import MAX_DROPPED
 from headrace.weighted_sampler._token_mixture import TokenAxis, TokenMixture
 from headrace.weighted_sampler.schedule import Stage
@@ -64,7 +65,7 @@ def _limits(spec: MixtureSpec, max_passes: object) -> dict[int, int]:
             allowed = ", ".join(map(repr, list(places)[:10]))
             raise ValueError(f"max_passes names {shown(key)}, which is no source; the sources are {allowed}")
         part = spec.sources.parts[places[key]]
-        limits[places[key]] = part.size * as_int(f"max_passes[{key!r}]", passes, 1)
+        limits[places[key]] = part.size * checked_int(f"max_passes[{key!r}]", passes, 1)
     if len(limits) > MAX_DROPPED:
         raise ValueError(f"max_passes must name at most {MAX_DROPPED} sources, got {len(limits)}; concatenate some")
     return {source: limit for source, limit in limits.items() if limit}

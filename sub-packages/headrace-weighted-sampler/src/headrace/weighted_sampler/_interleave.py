@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.weighted_sampler._permutation import Indices, Words, derive, splitmix64
+from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._shared.random import Words, fold_in, splitmix64
 
 MAX_SOURCES = 2**16  # sources are numbered in 16 bits
 MAX_PERIOD = 2**31  # the largest sum of integer weights that is kept exactly; above it products exceed 64 bits
@@ -120,7 +121,7 @@ class Interleave:
         self._nodes = [self.root]  # each before its children
         for node in self._nodes:
             self._nodes += node.children
-        self._keys = derive(key or 0, np.arange(len(self._nodes)).astype(np.uint64))
+        self._keys = fold_in(key or 0, np.arange(len(self._nodes)).astype(np.uint64))
         self._first_child = np.zeros(len(self._nodes), np.int64)
         inner = [number for number, node in enumerate(self._nodes) if node.children]
         self._first_child[inner] = 1 + 2 * np.arange(len(inner))

@@ -12,7 +12,8 @@ import numpy as np
 
 from headrace.weighted_sampler._arguments import MAX_POSITION
 from headrace.weighted_sampler._interleave import Assignment, Interleave, by_source
-from headrace.weighted_sampler._permutation import Indices, SourceEpochs, derive
+from headrace.weighted_sampler._permutation import Indices, SourceEpochs
+from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler.schedule import Stage, stage_at, stages_before
 
 DRAWS, STREAMS, DEALS = 1, 3, 4  # purposes of derived keys
@@ -192,7 +193,7 @@ class SourceOrder(Protocol):
 def source_epochs(seed: int, ranges: Sequence[tuple[int, int]]) -> list[SourceEpochs]:
     """The passes over each source; the bounds are in the keys, so that other sources change nothing."""
     begins, ends = np.array(ranges, np.uint64).T
-    keys = derive(seed, DRAWS, begins, ends).tolist()
+    keys = fold_in(seed, DRAWS, begins, ends).tolist()
     return [SourceEpochs(end - begin, key) for (begin, end), key in zip(ranges, keys, strict=True)]
 
 
@@ -248,7 +249,7 @@ class StreamOrder:
     def __init__(
         self, stages: Sequence[Stage], seed: int, epoch: int, rank: int, worker: int, dropped: int = 0
     ) -> None:
-        key = int(derive(seed, STREAMS, epoch, rank, worker, *([dropped] if dropped else []))[0])
+        key = int(fold_in(seed, STREAMS, epoch, rank, worker, *([dropped] if dropped else []))[0])
         self._mixture = Mixture(stages, MAX_POSITION, seed, key=key)
         self._block = -1
         self._sources: list[int] = []  # of that block, so that a position costs one look-up

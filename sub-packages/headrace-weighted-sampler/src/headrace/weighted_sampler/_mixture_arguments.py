@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, as_int, shown
+from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, shown
 from headrace.weighted_sampler._interleave import MAX_SOURCES
 from headrace.weighted_sampler._mixture import Mixture, SampleOrder, SourceOrder, source_epochs
 from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._sources import Sources, hugging_face_identity, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
 from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
@@ -147,7 +148,7 @@ def parse_mixture(
         requested=tuple(normalized_shares(stage.requested) for stage in normalized),
         weights=tuple(tuple(stage.weights.weights) for stage in stages),
         means=tuple(amounts.means()) if amounts.tokens else None,
-        epoch_length=as_int("epoch_length", length, 1, MAX_POSITION),
+        epoch_length=checked_int("epoch_length", length, 1, MAX_POSITION),
         tokens=amounts.sizes,
     )
     if not drops:
@@ -238,7 +239,7 @@ class StreamMixture(Generic[T]):
             TypeError: If ``sizeof`` does not return an int.
             ValueError: If it returns a negative one.
         """
-        return as_int("sizeof(item)", cast("Callable[[T], object]", self.sizeof)(item), 0)
+        return checked_int("sizeof(item)", cast("Callable[[T], object]", self.sizeof)(item), 0)
 
     def reached(self, stages: int) -> list[str]:
         """The names of the sources that the first stages draw from."""
@@ -309,7 +310,7 @@ def parse_streams(
         normalize([stage[name] for name in drawn], amounts, semantics, exact_temperature).weights for stage in parsed
     ]
     stages = tuple(map(Stage, starts, normalized))
-    exact_seed = as_int("seed", seed, 0, SEED_BOUND - 1)
+    exact_seed = checked_int("seed", seed, 0, SEED_BOUND - 1)
     return StreamMixture(tuple(drawn), tuple(drawn.values()), stages, exact_seed, criterion, sizeof)
 
 
@@ -355,4 +356,4 @@ def _length(name: str, source: object) -> int:
             f"sources[{name!r}] must have a length unless semantics='proportion', got {type(source).__name__}; "
             "give it a __len__, or give the shares themselves with semantics='proportion'"
         )
-    return as_int(f"len(sources[{name!r}])", len(source), 1)
+    return checked_int(f"len(sources[{name!r}])", len(source), 1)

@@ -2,7 +2,6 @@
 
 Everything is 64-bit integer arithmetic on keys, the same on every platform and numpy version. From the bottom up:
 
-- ``derive`` and ``splitmix64``: random words as a function of a key (Steele, Lea and Flood, OOPSLA 2014);
 - ``sort_shuffles``: true shuffles of up to 2**16 elements, by sorting random words;
 - ``permute``: a generalised Feistel network for any length (Black and Rogaway, "Ciphers with arbitrary finite
   domains", CT-RSA 2002);
@@ -16,29 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+from headrace.weighted_sampler._shared.random import Words, fold_in, splitmix64
+
 Indices = NDArray[np.int64]
-
-# -- Random words --------------------------------------------------------------------------------------------------
-
-
-def splitmix64(words: Words) -> Words:
-    """Scramble 64-bit words with one step of SplitMix64, a bijection."""
-    mixed: Words = words + np.uint64(0x9E3779B97F4A7C15)  # unsigned words wrap around, as they should
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
-
-
-def derive(*words: int | Words) -> Words:
-    """Hash words, integers or arrays that broadcast, to keys; every word and its place in the list matter."""
-    key = np.zeros(1, np.uint64)
-    for word in words:
-        key = splitmix64(key ^ splitmix64(np.atleast_1d(np.asarray(word, np.uint64))))
-    return key
 
 
 def below(words: Words, bound: int) -> Indices:
@@ -103,11 +82,11 @@ class Rectangle:
 def permute(shape: Rectangle, elements: Indices, keys: Words) -> Indices:
     """Apply the permutation of each key, ``[m]`` or ``[1]``, to its element, ``[m]``.
 
-    >>> sorted(permute(Rectangle(10), np.arange(10), derive(3)).tolist())
+    >>> sorted(permute(Rectangle(10), np.arange(10), fold_in(3)).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     moduli = shape.moduli()
-    round_keys = derive(keys[:, None], np.arange(ROUNDS, dtype=np.uint64)[None])
+    round_keys = fold_in(keys[:, None], np.arange(ROUNDS, dtype=np.uint64)[None])
 
     def number(step: int, selector: Indices, at: Indices) -> Indices:
         own_keys = round_keys if len(keys) == 1 else round_keys[at]
@@ -121,7 +100,7 @@ def round_tables(shape: Rectangle, key: Words) -> list[Indices]:
     """The numbers to add in each round of one key's permutation, repeated where the selector exceeds its modulus."""
     tables = []
     for step, (modulus, length) in enumerate(shape.moduli()):
-        words = derive(key, step) ^ np.arange(length, dtype=np.uint64)
+        words = fold_in(key, step) ^ np.arange(length, dtype=np.uint64)
         tables.append(np.tile(below(splitmix64(words), modulus), 1 + (step + 1) // 2))
     return tables
 
@@ -190,7 +169,7 @@ class SourceEpochs:
         return self._long_epoch(first, elements) if first == last else self._long(epochs, elements)
 
     def _keys(self, epochs: Indices) -> Words:
-        return derive(np.atleast_1d(self._key), epochs.astype(np.uint64))
+        return fold_in(np.atleast_1d(self._key), epochs.astype(np.uint64))
 
     def _short(self, epochs: Indices, elements: Indices) -> Indices:
         wanted, row = np.unique(epochs, return_inverse=True)

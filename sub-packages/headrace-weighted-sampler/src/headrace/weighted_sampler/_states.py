@@ -5,7 +5,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from headrace.weighted_sampler._arguments import SEED_BOUND, as_int, listed, short
+from headrace.weighted_sampler._arguments import SEED_BOUND, listed, short
+from headrace.weighted_sampler._shared.checks import checked_int
 
 DIGEST_DIGITS = 16
 
@@ -40,7 +41,7 @@ def check_state(
             f"state has version {short.repr(state['version'])}, this release reads version {version}; "
             "load it with the release that wrote it"
         )
-    if as_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
+    if checked_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
         raise ValueError(
             f"state was saved with seed={state['seed']}, this {owner} has seed={seed}: their orders differ; "
             f"construct it with seed={state['seed']}"

@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 
 from headrace.weighted_sampler._mixture import STREAMS
-from headrace.weighted_sampler._permutation import derive, sort_shuffles
+from headrace.weighted_sampler._permutation import sort_shuffles
+from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler.schedule import Stage, stage_at
 
 
@@ -44,7 +45,7 @@ class TokenStreamOrder:
         self._weights = [
             tuple(weight * (self._unit // sum(stage.weights)) for weight in stage.weights) for stage in stages
         ]
-        key = derive(seed, STREAMS, *stream)
+        key = fold_in(seed, STREAMS, *stream)
         self._turns = sort_shuffles(count, key)[0].tolist() if count <= 2**16 else np.arange(count).tolist()
 
     def source_at(self, position: int) -> int:

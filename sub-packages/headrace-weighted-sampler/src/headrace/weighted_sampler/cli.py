@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.weighted_sampler._arguments import as_choice, as_int, listed, shown
+from headrace.weighted_sampler._arguments import as_choice, listed, shown
 from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._token_mixture import MAX_SIZE
 from headrace.weighted_sampler._weight_semantics import PER, SEMANTICS
 from headrace.weighted_sampler.plotting import plot_run
@@ -180,7 +181,7 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("the length of the run must be given: --tokens, --samples or --epochs")
     for name in (*LENGTHS, *BATCHES, "num_replicas"):
         if name in checked:
-            checked[name] = as_int(name, _whole(checked[name]), 1, MAX_RUN)
+            checked[name] = checked_int(name, _whole(checked[name]), 1, MAX_RUN)
     for name in ("epoch_length", "seed"):
         if name in checked:
             checked[name] = _whole(checked[name])
@@ -208,7 +209,7 @@ def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
 def _source(name: str, value: object) -> str | int:
     if isinstance(value, str) and value and _as_whole(value) is None:
         return value
-    return as_int(f"sources[{name!r}]", _whole(value), 0, MAX_RUN)
+    return checked_int(f"sources[{name!r}]", _whole(value), 0, MAX_RUN)
 
 
 def read_sizes(path: Path) -> Indices:
@@ -288,7 +289,7 @@ class Run:
             self.samples = self.counts.position_of(config["tokens"])
         else:
             samples = config.get("samples") or config["epochs"] * self.epoch_length
-            self.samples = as_int("the run", samples, 1, MAX_RUN)
+            self.samples = checked_int("the run", samples, 1, MAX_RUN)
         self.sources = run_report(self.counts, self.samples)
         self.tokens = None if sizes is None else sum(line.drawn_tokens or 0 for line in self.sources)
 

@@ -14,9 +14,10 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, listed, shown
+from headrace.weighted_sampler._arguments import MAX_POSITION, listed, shown
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
+from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._shared.keywords import explains_keywords
 from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, process_group, warning_of_whole_stream
@@ -223,7 +224,7 @@ class InterleavedDataset(IterableDataset[T]):
         Args:
             epoch: From 0 to 2**63 - 1.
         """
-        number = as_int("epoch", epoch, 0, _MAX_EPOCH)
+        number = checked_int("epoch", epoch, 0, _MAX_EPOCH)
         if self._cursor.choose(number):
             self._resume = self._latest = None
         for name, source in zip(self._mixture.names, self._mixture.sources, strict=True):
@@ -508,7 +509,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> StreamState:
     """Return a state that belongs to this mixture, or refuse it."""
     check_state(_OWNER, state, StreamState.__required_keys__, VERSION, mixture.seed, FINGERPRINT)
-    position = as_int("state['position']", state["position"], 0, MAX_POSITION // 2)
+    position = checked_int("state['position']", state["position"], 0, MAX_POSITION // 2)
     check_keys("state['sources']", state["sources"], (), _OWNER)
     stages = stages_before(mixture.stages, position)
     names, own = sorted(state["sources"]), sorted(mixture.reached(stages))
@@ -528,11 +529,11 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
     return StreamState(
         version=VERSION,
         seed=mixture.seed,
-        epoch=as_int("state['epoch']", state["epoch"], 0, _MAX_EPOCH),
+        epoch=checked_int("state['epoch']", state["epoch"], 0, _MAX_EPOCH),
         position=position,
-        dropped_at=as_int("state['dropped_at']", state["dropped_at"], 0, position),
+        dropped_at=checked_int("state['dropped_at']", state["dropped_at"], 0, position),
         behind=_check_behind(state["behind"], own if mixture.sizeof else ()),
-        stream={key: as_int(f"state['stream'][{key!r}]", state["stream"][key], 0) for key in keys},
+        stream={key: checked_int(f"state['stream'][{key!r}]", state["stream"][key], 0) for key in keys},
         fingerprint=fingerprint,
         sources={name: _check_source_state(name, state["sources"][name]) for name in own},
     )
@@ -549,5 +550,5 @@ def _check_behind(behind: Mapping[str, Any], names: Collection[str]) -> dict[str
 def _check_source_state(name: str, state: Mapping[str, Any]) -> SourceState:
     what = f"state['sources'][{name!r}]"
     check_keys(what, state, SourceState.__required_keys__, _OWNER)
-    drawn, exhausted = (as_int(f"{what}[{key!r}]", state[key], 0, MAX_POSITION) for key in ("drawn", "exhausted"))
+    drawn, exhausted = (checked_int(f"{what}[{key!r}]", state[key], 0, MAX_POSITION) for key in ("drawn", "exhausted"))
     return SourceState(drawn=drawn, exhausted=exhausted, source=state["source"], iterator=state["iterator"])

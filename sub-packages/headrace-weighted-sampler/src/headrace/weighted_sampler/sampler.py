@@ -15,14 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, as_int, shown
+from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, shown
 from headrace.weighted_sampler._caps import cap_passes
 from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import parse_mixture
-from headrace.weighted_sampler._permutation import Indices, below, derive
+from headrace.weighted_sampler._permutation import Indices, below
+from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.cursor import EpochCursor
 from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._shared.keywords import explains_keywords
+from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
 from headrace.weighted_sampler.plotting import plot_run
@@ -184,7 +186,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 "give weights by name, by position or by sample as weights="
             )
         self._ranks = Ranks(num_replicas, rank, mesh)
-        self.seed = as_int("seed", seed, 0, SEED_BOUND - 1)
+        self.seed = checked_int("seed", seed, 0, SEED_BOUND - 1)
         self.drop_last = as_bool("drop_last", drop_last)
         self.dataset = cast("Dataset[Any]", dataset)
         self.shuffle = True
@@ -323,8 +325,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         >>> WeightedDistributedSampler(range(10), {(0, 10): 1}).take(0, 3).shape
         (3,)
         """
-        stop = as_int("stop", stop, 0, self.epoch_length)
-        return self._order.between(self.epoch, as_int("start", start, 0, stop), stop)
+        stop = checked_int("stop", stop, 0, self.epoch_length)
+        return self._order.between(self.epoch, checked_int("start", start, 0, stop), stop)
 
     @property
     def reweights(self) -> list[list[Any]]:
@@ -343,7 +345,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             fault = f"reweights must be [[position, weights], ...] as the mixture gave them, got {shown(change)}"
             if not isinstance(change, (list, tuple)) or len(change) != 2 or not isinstance(change[1], (list, tuple)):
                 raise ValueError(fault)
-            last = as_int("reweights position", change[0], last + 1, MAX_POSITION)
+            last = checked_int("reweights position", change[0], last + 1, MAX_POSITION)
             weights = list(change[1])
             if not self._are_plain(weights):
                 raise ValueError(f"{fault}: one weight for each of {len(self._spec.sources.parts)} sources")
@@ -369,7 +371,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         >>> both.reweights
         [[1024, [1, '3/10']]]
         """
-        position = as_int("position", position, 0, MAX_POSITION)
+        position = checked_int("position", position, 0, MAX_POSITION)
         if position == 0:
             raise ValueError("reweight must come after the first samples: construct the sampler with these weights")
         if position < (last := max((start for start, _ in self._schedule), default=0)):
@@ -443,7 +445,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         Args:
             epoch: Epoch, >= 0; the sequence must have at most 2**62 positions up to the end of the epoch.
         """
-        number, latest = as_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1), self._cursor.iteration
+        number, latest = checked_int("epoch", epoch, 0, MAX_POSITION // self.epoch_length - 1), self._cursor.iteration
         if self._cursor.choose(number) and latest is not None:
             latest.left_at = latest.position()
 
@@ -465,8 +467,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         >>> sampler.remaining, len(sampler), len(list(sampler)), len(list(sampler))
         (2, 10, 2, 10)
         """
-        count = as_int("num_skip_batches", num_skip_batches, 0)
-        size = as_int("micro_batch_size", micro_batch_size, 1)
+        count = checked_int("num_skip_batches", num_skip_batches, 0)
+        size = checked_int("micro_batch_size", micro_batch_size, 1)
         if self._ranks.num_replicas is None or self._ranks.rank is not None:
             self._skipped(count, size)  # otherwise the rank may still come from the process group
         self._skip = count, size
@@ -493,7 +495,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         if position is None:
             position = self.position
         else:
-            position = as_int("position", position, 0, self.epoch_length + self.num_replicas - 1)
+            position = checked_int("position", position, 0, self.epoch_length + self.num_replicas - 1)
             position = min(position, self.epoch_length)
         return State(
             version=VERSION,
@@ -519,8 +521,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             ValueError: If ``state_dict`` was saved with another seed, another dataset or other options.
         """
         check_state(type(self).__name__, state_dict, State.__required_keys__, VERSION, self.seed, _FINGERPRINT)
-        epoch = as_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
-        position = as_int("state['position']", state_dict["position"], 0)
+        epoch = checked_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
+        position = checked_int("state['position']", state_dict["position"], 0)
         own = self._fingerprint_of(self._order.mixture.stages_before(epoch, min(position, self.epoch_length)))
         saved = state_dict["fingerprint"]
         faults = {
@@ -530,7 +532,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             "schedule differ",
         }
         check_fingerprint(saved, own, _FINGERPRINT, faults)
-        as_int("state['position']", position, 0, self.epoch_length)
+        checked_int("state['position']", position, 0, self.epoch_length)
         latest = self._cursor.iteration
         if self._cursor.resume(epoch, position):
             self._skip = None
@@ -565,7 +567,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             ImportError: If matplotlib is not installed.
         """
         if epochs is not None:
-            epochs = as_int("epochs", epochs, 1)
+            epochs = checked_int("epochs", epochs, 1)
         return plot_run(self._spec, epochs)
 
     def _padding(self, start: int) -> Indices:
@@ -581,7 +583,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         begins = np.arange(start, stop, num_replicas)
         if num_replicas == 1:
             return self._order.at(epoch, begins)
-        turns = (begins // num_replicas).view(np.uint64) * _GOLDEN_RATIO + derive(self.seed, DEALS, epoch)
+        turns = (begins // num_replicas).view(np.uint64) * _GOLDEN_RATIO + fold_in(self.seed, DEALS, epoch)
         full = begins + num_replicas <= self.epoch_length  # the padding of the last step belongs to the last ranks
         places = np.where(full, (rank + below(turns, num_replicas)) % num_replicas, rank)
         return self._order.dealt(epoch, begins, num_replicas, places)
@@ -594,7 +596,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     def _start(self, start: int | None) -> int:
         if start is not None:
-            return as_int("start", start, 0, self.epoch_length)
+            return checked_int("start", start, 0, self.epoch_length)
         return self._next_start() if self._cursor.iteration is None else int(self._cursor.iteration.start)
 
     def _skipped(self, count: int, size: int) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, as_int, is_pair, shown
+from headrace.weighted_sampler._arguments import MAX_POSITION, is_pair, shown
+from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler.weights import (
     StreamWeights,
     Weight,
@@ -61,9 +62,9 @@ def cosine_schedule(
         if not isinstance(given, Mapping):
             raise TypeError(f"{argument} must be a mapping {{name: weight}}, got {shown(given)}")
     check_names("last", last, list(first), "first does not have; it has")
-    begin = as_int("start", start, 0, MAX_POSITION - 1)
-    count = as_int("stages", stages, 1)
-    length = as_int("stop", stop, begin + count, MAX_POSITION) - begin
+    begin = checked_int("start", start, 0, MAX_POSITION - 1)
+    count = checked_int("stages", stages, 1)
+    length = checked_int("stop", stop, begin + count, MAX_POSITION) - begin
     old, new = (
         {name: as_fraction(f"{argument}[{name!r}]", given[name]) for name in first}
         for argument, given in (("first", first), ("last", last))
@@ -99,7 +100,7 @@ def parse_schedule(schedule: object, parse: Callable[[str, Any], W], named: str 
     start = 0
     for place, (position, weights) in enumerate(schedule):
         name = named.format(place)
-        start = as_int(f"{name} position", position, start + 1, MAX_POSITION)
+        start = checked_int(f"{name} position", position, start + 1, MAX_POSITION)
         argument = f"{name} weights"
         stages.append(StageWeights(start, argument, parse(argument, weights)))
     return stages

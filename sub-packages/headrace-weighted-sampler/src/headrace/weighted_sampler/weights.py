@@ -17,8 +17,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
-from headrace.weighted_sampler._arguments import as_int, is_pair, listed, shown
+from headrace.weighted_sampler._arguments import is_pair, listed, shown
 from headrace.weighted_sampler._permutation import Indices
+from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.columns import array_of_column
 from headrace.weighted_sampler._shared.display import never_raises
 
@@ -304,8 +305,8 @@ def _concatenated(argument: str, dataset: Sized, named: bool) -> tuple[list[int]
 
 
 def _range(argument: str, key: tuple[int, int], weight: Weight, length: int) -> Source:
-    begin = as_int(f"begin of the {argument} range {key}", key[0], 0)
-    end = as_int(f"end of the {argument} range {key}", key[1], 0)
+    begin = checked_int(f"begin of the {argument} range {key}", key[0], 0)
+    end = checked_int(f"end of the {argument} range {key}", key[1], 0)
     if end <= begin:
         fault = "is reversed" if end < begin else "is empty"
         raise ValueError(f"{argument} range ({begin}, {end}) {fault}: end must be greater than begin")

@@ -8,8 +8,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.display import never_raises, options_of, shape_of
-from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, whole_number
+from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
 from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers
 from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, not_empty, place, with_keys
 from headrace.size_aware_batching.collate.padding import padding_for, refuse_value, value_for
@@ -152,7 +153,7 @@ class PackedCollate:
             if not isinstance(self.separator, Mapping):
                 raise TypeError(f"separator must be a mapping from field to number, or None, got {self.separator!r}")
             check_numbers("separator", self.separator)
-        checked_int("position_start", self.position_start, 0, _INT32_END)
+        checked_int("position_start", self.position_start, 0, _INT32_END - 1)
         check_multiple("length_multiple", self.length_multiple)
         check_multiple("total_multiple", self.total_multiple)
         whole_number("total_length", self.total_length)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.display import never_raises, options_of, shape_of
-from headrace.size_aware_batching._validation import checked_flag, shown
+from headrace.size_aware_batching._validation import checked_flag
 from headrace.size_aware_batching.collate.arguments import check_limits, check_multiple, check_numbers
 from headrace.size_aware_batching.collate.fields import Fields, Name, Path, checked_names, like, not_empty, with_keys
 from headrace.size_aware_batching.collate.padding import padding_for, refuse_value

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import checked_flag, checked_int, counted
+from headrace.size_aware_batching._shared.checks import checked_int
+from headrace.size_aware_batching._validation import checked_flag, counted
 from headrace.size_aware_batching.sizes.read import size_vector
 from headrace.size_aware_batching.steps import plan_step
 
@@ -44,7 +45,7 @@ def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_si
     [[0, 3], [1, 2]]
     """
     lengths = _lengths(seqlen_list, "seqlen_list")
-    count, equal = checked_int("k_partitions", k_partitions, least=1), checked_flag("equal_size", equal_size)
+    count, equal = checked_int("k_partitions", k_partitions, low=1), checked_flag("equal_size", equal_size)
     if len(lengths) < count:
         raise ValueError(
             f"k_partitions must be at most the number of samples, {len(lengths)}, got {count}: take "
@@ -87,9 +88,9 @@ def get_minimum_num_micro_batch_size(
     >>> get_minimum_num_micro_batch_size([5, 3, 7, 2, 6], 12)
     2
     """
-    cap = checked_int("max_tokens_per_gpu", max_tokens_per_gpu, least=1)
-    cap *= checked_int("ring_attn_size", ring_attn_size, least=1)
-    cap *= checked_int("ds_tensor_parallel_size", ds_tensor_parallel_size, least=1)
+    cap = checked_int("max_tokens_per_gpu", max_tokens_per_gpu, low=1)
+    cap *= checked_int("ring_attn_size", ring_attn_size, low=1)
+    cap *= checked_int("ds_tensor_parallel_size", ds_tensor_parallel_size, low=1)
     lengths = np.minimum(_lengths(total_lengths, "total_lengths"), cap)  # a longer one fills it alone
     count = _fewest(lengths, cap)
     while count < len(lengths):
@@ -122,10 +123,10 @@ def ffd_allocate(values: Any, capacity: int, min_groups: int | None, n_groups_di
     >>> [len(ffd_allocate([6, 2, 5, 4, 3], 10, 3, divisor)) for divisor in (1, 2)]
     [3, 4]
     """
-    cap = checked_int("capacity", capacity, least=1)
+    cap = checked_int("capacity", capacity, low=1)
     lengths = _lengths(values, "values", cap, "capacity")
-    least = checked_int("min_groups", min_groups or 1, least=1)
-    multiple = checked_int("n_groups_divisor", n_groups_divisor, least=1)
+    least = checked_int("min_groups", min_groups or 1, low=1)
+    multiple = checked_int("n_groups_divisor", n_groups_divisor, low=1)
     [groups] = _same_number([lengths], [lengths], cap, least, multiple)
     return groups
 
@@ -169,9 +170,9 @@ def micro_batch_indices(
     >>> micro_batch_indices([[6, 2, 5, 4, 3], [7]], 10, pad=True)
     [[[0, 3], [1, 2, 4]], [[0], [0]]]
     """
-    cap = checked_int("max_token_len", max_token_len, least=1)
-    multiple = checked_int("num_batches_divided_by", num_batches_divided_by or 1, least=1)
-    least = checked_int("min_num_micro_batch", min_num_micro_batch or 1, least=1)
+    cap = checked_int("max_token_len", max_token_len, low=1)
+    multiple = checked_int("num_batches_divided_by", num_batches_divided_by or 1, low=1)
+    least = checked_int("min_num_micro_batch", min_num_micro_batch or 1, low=1)
     lengths = [
         _lengths(own, f"lengths_of_ranks[{rank}]", cap, "max_token_len") for rank, own in enumerate(lengths_of_ranks)
     ]

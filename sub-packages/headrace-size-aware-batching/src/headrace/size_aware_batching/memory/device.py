@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from headrace.size_aware_batching._validation import shown
+from headrace.size_aware_batching._shared.checks import shown
 
 _OUT_OF_MEMORY = (
     "out of memory",  # CUDA, HIP and XPU, the driver and NCCL

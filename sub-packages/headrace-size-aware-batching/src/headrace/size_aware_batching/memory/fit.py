@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.ranks import Ranks
-from headrace.size_aware_batching._validation import checked_int, log_info, real_number, whole_number
+from headrace.size_aware_batching._validation import log_info, real_number, whole_number
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.design import neighbours, padded_area, size_anchors

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.display import never_raises
-from headrace.size_aware_batching._validation import checked_int, log_info, shortlist, warn
+from headrace.size_aware_batching._validation import log_info, shortlist, warn
 from headrace.size_aware_batching.memory.device import (
     CudaMeter,
     DeviceMemory,

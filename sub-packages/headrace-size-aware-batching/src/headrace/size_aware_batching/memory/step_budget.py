@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from headrace.size_aware_batching._validation import checked_int, real_number
+from headrace.size_aware_batching._shared.checks import checked_int
+from headrace.size_aware_batching._validation import real_number
 
 
 class StepBudget:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching.planning.costs import Work
 from headrace.size_aware_batching.planning.curriculum import TOGETHER, competence
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
@@ -15,7 +16,6 @@ from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import next_fit
 from headrace.size_aware_batching.planning.order import Order, SliceOrder
-from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.strata import Strata, index_type, narrowed
 from headrace.size_aware_batching.planning.windows import Packer, WindowPlan
 

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.epoch_plan import NO_LIMIT, EpochPlan, Place, Steps
+from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.ranks import Ranks
 from headrace.size_aware_batching._shared.run import History, NoSampler
-from headrace.size_aware_batching._validation import shortlist, shown
+from headrace.size_aware_batching._validation import shortlist
 from headrace.size_aware_batching.planning.batch_list import BatchList, index_at
 from headrace.size_aware_batching.planning.block_counts import BlockCounts
 from headrace.size_aware_batching.planning.blocks import (
@@ -33,7 +35,6 @@ from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_emp
 from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, skipped_notice
-from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.states import checked_state, refuse_other_settings
 from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes

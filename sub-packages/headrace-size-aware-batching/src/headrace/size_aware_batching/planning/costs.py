@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, Number, one_of, real_number, shown
+from headrace.size_aware_batching._shared.checks import shown
+from headrace.size_aware_batching._validation import UNLIMITED, Number, one_of, real_number
 from headrace.size_aware_batching.planning.limits import Budget, Capacity, Limits, budgets_of
 from headrace.size_aware_batching.planning.units import round_up, whole_limits, whole_units
 from headrace.size_aware_batching.sizes.read import any_column

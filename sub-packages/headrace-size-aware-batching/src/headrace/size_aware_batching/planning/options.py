@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.record import plain
-from headrace.size_aware_batching._validation import checked_flag, checked_int, one_of, shown, warn, whole_number
+from headrace.size_aware_batching._validation import checked_flag, one_of, warn, whole_number
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.shapes import checked_shapes
@@ -93,9 +94,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum"):
-            end = LARGEST_MULTIPLE + 1 if name.endswith("multiple") else None
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), end=end))
-        ranks = checked_int("balanced_ranks", self.balanced_ranks, 1, LARGEST_MULTIPLE + 1)
+            high = LARGEST_MULTIPLE if name.endswith("multiple") else None
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), high=high))
+        ranks = checked_int("balanced_ranks", self.balanced_ranks, 1, LARGEST_MULTIPLE)
         object.__setattr__(self, "balanced_ranks", ranks)
         if isinstance(self.shapes, Sequence) and not isinstance(self.shapes, str):
             object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))

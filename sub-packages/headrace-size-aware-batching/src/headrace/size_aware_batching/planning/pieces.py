@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import Number, shown
+from headrace.size_aware_batching._shared.checks import shown
+from headrace.size_aware_batching._validation import Number
 from headrace.size_aware_batching.planning.costs import Cost
 from headrace.size_aware_batching.planning.limits import Budget
 from headrace.size_aware_batching.planning.strata import index_type

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._files import one_writer, remove_parts, write_atomically
-from headrace.size_aware_batching._validation import shown, warn
+from headrace.size_aware_batching._shared.checks import shown
+from headrace.size_aware_batching._validation import warn
 from headrace.size_aware_batching.planning.fingerprint import content_digest
 from headrace.size_aware_batching.planning.known_sizes import KnownSizes
 from headrace.size_aware_batching.planning.prepared import PreparedSizes

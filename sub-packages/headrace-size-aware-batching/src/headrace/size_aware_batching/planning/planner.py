@@ -12,9 +12,10 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.epoch_plan import Place
+from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.run import History
-from headrace.size_aware_batching._validation import shown
 from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
@@ -26,7 +27,6 @@ from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, Sl
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.plan_cache import Sorted
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, skipped_notice, without
-from headrace.size_aware_batching.planning.random import fold_in
 from headrace.size_aware_batching.planning.samples import Samples
 from headrace.size_aware_batching.planning.states import accepts, checked_state
 from headrace.size_aware_batching.planning.strategies import BatchLists

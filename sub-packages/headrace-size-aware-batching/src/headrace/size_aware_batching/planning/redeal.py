@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.random import fold_in, random_words
+from headrace.size_aware_batching._shared.random import fold_in
+from headrace.size_aware_batching.planning.random import random_words
 from headrace.size_aware_batching.planning.repair import PATIENCE, TURNS, by_batch
 
 # Turns of random dealing. 4, 8, 24: of 1,000 pairs that fill a batch 7, 6, 7 come again in the next epoch, of lognormal

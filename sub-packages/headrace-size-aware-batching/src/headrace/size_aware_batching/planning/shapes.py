@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, checked_int, shown
+from headrace.size_aware_batching._shared.checks import checked_int, shown
+from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import largest_counts
 from headrace.size_aware_batching.planning.strata import index_type

@@ -7,8 +7,9 @@ from itertools import islice
 from numbers import Real
 from typing import Any, Protocol
 
+from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.record import RECORD
-from headrace.size_aware_batching._validation import checked_epoch, checked_int, shortlist, shown
+from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA
 
@@ -62,7 +63,7 @@ def checked_state(state: Any, name: str, version: int, seed: int, more: Sequence
             raise ValueError(f"state[{key!r}] must be {own!r} for this sampler, got {shown(state[key])}: {cure}")
     if not set(state) >= set(RECORD):
         raise ValueError("state must have step, starts and run as state_dict() returned them: it was changed")
-    position = checked_int("position", state["position"], end=2**62)
+    position = checked_int("position", state["position"], high=2**62 - 1)
     return {**state, "epoch": checked_epoch(state["epoch"]), "position": position}
 
 

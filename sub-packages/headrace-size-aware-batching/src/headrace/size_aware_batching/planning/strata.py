@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.random import fold_in, splitmix64
+from headrace.size_aware_batching._shared.random import fold_in, splitmix64
 
 SORTED_AT_ONCE = 2**15  # samples, at most 2**16, so that size and place fit a word of 32 bits
 COUNTED = 2**16  # sizes below this are sorted by counting

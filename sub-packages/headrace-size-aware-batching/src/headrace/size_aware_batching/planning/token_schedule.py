@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._validation import UNLIMITED, Number, checked_int, real_number, shown
+from headrace.size_aware_batching._shared.checks import checked_int, shown
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class TokenSchedule:
             name = f"tokens_per_step[{number}]"
             if not isinstance(stage, Sequence) or isinstance(stage, str | bytes) or len(stage) != 2:
                 raise TypeError(f"{name} must be a pair (first step, tokens), got {shown(stage)}")
-            first = checked_int(f"{name}[0]", stage[0], noun=", the number of an optimizer step")
+            first = checked_int(f"{name}[0]", stage[0], cure="the number of an optimizer step")
             if first <= stages[-1][0] if stages else first != 0:
                 expected = f"more than {stages[-1][0]}, the one before" if stages else "0"
                 raise ValueError(f"{name}[0], the first step of a stage, must be {expected}, got {first}")

@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.limits import Limits
 from headrace.size_aware_batching.planning.next_fit import cut_by_counts
 from headrace.size_aware_batching.planning.packing import lower_bound, martello_toth, pack, pack_evenly
-from headrace.size_aware_batching.planning.random import fold_in, shuffle_groups
+from headrace.size_aware_batching.planning.random import shuffle_groups
 from headrace.size_aware_batching.planning.redeal import rematch
 from headrace.size_aware_batching.planning.repair import by_batch, mix
 from headrace.size_aware_batching.planning.units import FINE

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from tqdm import tqdm
 
+from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.columns import array_of_column
-from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number, shown
+from headrace.size_aware_batching._validation import UNLIMITED, Number, real_number
 
 Vector: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | NDArray[Any] | torch.Tensor

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.display import inner, never_raises
 from headrace.webdatamodule.loader import ResumableLoader
 
@@ -160,7 +160,7 @@ def _checked(loader: Any, num_epochs: int | None) -> int | None:
         raise TypeError(f"loader must be a ResumableLoader, got {type(loader).__name__}")
     if num_epochs is None:
         return None
-    number = checked_int("num_epochs", num_epochs, 1, "give None for no end")
+    number = checked_int("num_epochs", num_epochs, 1, cure="give None for no end")
     if loader._fixed and number > 1:
         raise ValueError(f"num_epochs must be 1 or None for a loader with fixed_epoch=True, got {number}")
     return number

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from headrace.webdatamodule._arguments import checked_int
 from headrace.webdatamodule._shared.as_sampler import refuse_as_sampler
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule._shared.epoch_plan import Place, PlannedBatch
 from headrace.webdatamodule._shared.keywords import explains_keywords
@@ -80,7 +80,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         mesh: Mesh | None = None,
         seed: int = 0,
     ) -> None:
-        n_samples = checked_int("n_samples", n_samples, 0, "give len(dataset)")
+        n_samples = checked_int("n_samples", n_samples, 0, cure="give len(dataset)")
         options = EqualOptions(checked_int("batch_size", batch_size, 1), bool(drop_last), bool(shuffle))
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 from torch.utils.data import SequentialSampler
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.split_names import Split
 
 BATCH_SAMPLER = (
@@ -94,7 +94,9 @@ def check_factories(
     if size is not None and factory is not None:
         raise ValueError(f"{split.name!r} has both batch_size={size!r} and batch_sampler: give one of them")
     if size is not None:
-        checked_int("batch_size", size, 1, "samples of a batch on each rank; for batches by size give batch_sampler")
+        checked_int(
+            "batch_size", size, 1, cure="samples of a batch on each rank; for batches by size give batch_sampler"
+        )
     if factory is not None and not callable(factory):
         raise TypeError(f"batch_sampler must be {BATCH_SAMPLER}; got {factory!r} for {split.name!r}")
     if factory is not None and sizes is None:

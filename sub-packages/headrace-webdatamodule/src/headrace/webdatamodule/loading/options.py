@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.worker import WorkerTimeout
 
@@ -52,10 +52,10 @@ class Loading:
     where: InitVar[str] = ""
 
     def __post_init__(self, where: str) -> None:
-        workers = checked_int(f"num_workers{where}", self.num_workers, 0, "0 reads in this process")
+        workers = checked_int(f"num_workers{where}", self.num_workers, 0, cure="0 reads in this process")
         object.__setattr__(self, "num_workers", workers)
         if self.prefetch_factor is not None:
-            checked_int("prefetch_factor", self.prefetch_factor, 1, "None stands for 2 batches a worker")
+            checked_int("prefetch_factor", self.prefetch_factor, 1, cure="None stands for 2 batches a worker")
         WorkerTimeout(self.timeout)
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error{where} must be 'raise' or 'skip', got {self.on_error!r}")

@@ -12,7 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+from headrace.webdatamodule._shared.random import Words, fold_in, splitmix64
+
 Indices = npt.NDArray[np.int64]
 
 SHORT = 2**16  # a Feistel network of fewer places is not random enough
@@ -29,7 +30,7 @@ class Shuffle:
     """
 
     def __init__(self, size: int, *key: int) -> None:
-        self._size, self._key = size, derive(*key)
+        self._size, self._key = size, fold_in(*key)
         self._order = _sorted(size, self._key) if size < SHORT else None
         self._inverse: Indices | None = None
         self._rows = math.isqrt(max(size, 1) - 1) + 1
@@ -73,26 +74,6 @@ class Shuffle:
             column = (column - _below(self._key, turn + 1, row, self._columns)) % self._columns
             row = (row - _below(self._key, turn, column, self._rows)) % self._rows
         return row * self._columns + column
-
-
-def splitmix64(words: Words) -> Words:
-    """One step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
-
-    >>> hex(splitmix64(np.zeros(1, np.uint64))[0])
-    '0xe220a8397b1dcdaf'
-    """
-    mixed: Words = words + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
-def derive(*words: int) -> Words:
-    """One key of several words, each of which matters, as does its place; shape [1]."""
-    folded = np.zeros(1, np.uint64)
-    for word in words:
-        folded = splitmix64(folded ^ splitmix64(np.array([word], np.uint64)))
-    return folded
 
 
 def _sorted(size: int, key: Words) -> Indices:

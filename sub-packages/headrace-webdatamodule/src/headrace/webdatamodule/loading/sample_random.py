@@ -14,8 +14,8 @@ import torch
 import xxhash
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, get_worker_info
 
+from headrace.webdatamodule._shared.random import fold_in
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
-from headrace.webdatamodule.loading.permutation import derive
 from headrace.webdatamodule.loading.worker import seed_generators
 from headrace.webdatamodule.shards import IndexedShards
 
@@ -25,7 +25,7 @@ _WHOLE = (list, tuple, range, np.ndarray, torch.Tensor, TensorDataset)
 
 def epoch_key(seed: int, epoch: int) -> int:
     """The key of the samples of an epoch, 64 bits."""
-    return int(derive(seed, epoch, _EPOCH)[0])
+    return int(fold_in(seed, epoch, _EPOCH)[0])
 
 
 class SampleRandom:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import SequentialSampler
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.loading.state_dict import LARGEST
 
 

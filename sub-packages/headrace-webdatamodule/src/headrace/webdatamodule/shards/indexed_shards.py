@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
@@ -97,8 +97,8 @@ class IndexedShards:
         if verify not in _VERIFY:
             raise ValueError(f"verify must be one of {', '.join(map(repr, _VERIFY))}, got {verify!r}")
         if max_open is not None:
-            max_open = checked_int("max_open", max_open, 1, "at least one shard has to be open")
-        max_bytes = checked_int("max_bytes", max_bytes, 1, "say how large a member may become")
+            max_open = checked_int("max_open", max_open, 1, cure="at least one shard has to be open")
+        max_bytes = checked_int("max_bytes", max_bytes, 1, cure="say how large a member may become")
         self._shards = find_shards(source)
         self._members = None if keys is None else _chosen(keys, self._shards.members)
         self._decode = SampleDecoder(self.member_keys, decode, transform, allowed_classes, max_bytes)

@@ -1,13 +1,13 @@
 """The data-parallel ranks: how many there are, and which one this process is."""
 
-import operator
 import os
-import reprlib
 import sys
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
+
+from .checks import checked_int
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class Ranks:
     def __post_init__(self) -> None:
         for name, least in (("num_replicas", 1), ("rank", 0)):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _checked_int(name, value, least))
+                object.__setattr__(self, name, checked_int(name, value, least))
         if self.num_replicas is not None and self.rank is not None:
             _refuse_rank(self.num_replicas, self.rank)
         if self.mesh is not None:
@@ -83,8 +83,8 @@ class Ranks:
             ValueError: If only one of both was given, and what tells the other is missing or contradicts it.
         """
         if self.mesh is not None:
-            size = _checked_int("mesh.size()", self.mesh.size(), 1)
-            rank = _checked_int("mesh.get_local_rank()", self.mesh.get_local_rank(), 0)
+            size = checked_int("mesh.size()", self.mesh.size(), 1)
+            rank = checked_int("mesh.get_local_rank()", self.mesh.get_local_rank(), 0)
             if rank >= size:
                 raise ValueError(f"mesh.get_local_rank() must be an int from 0 to {size - 1}, got {rank}")
             return size, rank
@@ -174,18 +174,6 @@ def _process_group_or_environment() -> tuple[int, int] | None:
             f"WORLD_SIZE={world!r}: unset them, or give num_replicas and rank"
         )
     return int(world), int(rank)
-
-
-def _checked_int(name: str, value: Any, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise TypeError(f"{name} must be an int >= {least}, got {reprlib.repr(value)} of type {type(value).__name__}")
-    if number < least:
-        raise ValueError(f"{name} must be an int >= {least}, got {number}")
-    return number
 
 
 def _refuse_rank(num_replicas: int, rank: int) -> None:

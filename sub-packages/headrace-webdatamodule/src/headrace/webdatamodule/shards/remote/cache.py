@@ -20,7 +20,7 @@ from zlib import crc32
 import xxhash
 from filelock import FileLock, Timeout
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -58,7 +58,7 @@ class Cache:
 
     def __init__(self, directory: str | Path, max_bytes: int) -> None:
         self.directory = output_directory("cache_dir", directory, cure="give a directory of this machine").absolute()
-        self.max_bytes = checked_int("cache_bytes", max_bytes, 1, "say how large the cache may grow")
+        self.max_bytes = checked_int("cache_bytes", max_bytes, 1, cure="say how large the cache may grow")
         self.wanted: Collection[str] = frozenset()  # names of files that are not evicted while this object lives
         self._disk_is_full = False  # as this process found out
         _IN_USE.add(self)

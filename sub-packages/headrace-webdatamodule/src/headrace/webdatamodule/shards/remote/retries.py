@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
-from headrace.webdatamodule._arguments import check_seconds, checked_int
+from headrace.webdatamodule._arguments import check_seconds
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.errors import ShardError
 
 _Item = TypeVar("_Item")
@@ -52,7 +53,7 @@ class RetryPolicy:
     max_backoff: float = 10.0
 
     def __post_init__(self) -> None:
-        checked_int("max_attempts", self.max_attempts, 1, "1 asks once")
+        checked_int("max_attempts", self.max_attempts, 1, cure="1 asks once")
         check_seconds("backoff", self.backoff)
         check_seconds("max_backoff", self.max_backoff)
 

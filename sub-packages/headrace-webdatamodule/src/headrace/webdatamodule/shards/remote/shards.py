@@ -17,7 +17,8 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._arguments import check_seconds, checked_int
+from headrace.webdatamodule._arguments import check_seconds
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import output_directory, read_or_map
@@ -153,9 +154,9 @@ class Remote:
                 raise ValueError(f"url must be one or more without '*', got {Secrets(url).name!r}: {cure}")
         if repeated := _repeated(names := [Secrets(url).name for url in dict.fromkeys(urls)]):
             raise ValueError(f"url must be one or more that differ before a query, got several of {repeated!r}")
-        checked_int("max_gap", self.max_gap, 0, "0 merges only ranges that touch")
-        checked_int("max_connections", self.max_connections, 1, "1 reads one range after another")
-        checked_int("lookahead", self.lookahead, 0, "0 fetches a batch when it is read")
+        checked_int("max_gap", self.max_gap, 0, cure="0 merges only ranges that touch")
+        checked_int("max_connections", self.max_connections, 1, cure="1 reads one range after another")
+        checked_int("lookahead", self.lookahead, 0, cure="0 fetches a batch when it is read")
         check_seconds("timeout", self.timeout, above=True)
         if self.cache_unit not in (units := get_args(CacheUnit)):
             raise ValueError(f"cache_unit must be one of {', '.join(map(repr, units))}, got {self.cache_unit!r}")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 from tqdm import tqdm
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
 from headrace.webdatamodule.shards.format.pack import MOST_BYTES, MOST_TABLE, OVERHEAD, table_bytes
@@ -154,7 +154,7 @@ def pack_size(bytes_per_pack: object) -> int:
     """The most bytes of data of a pack; 0 for no packs."""
     if bytes_per_pack is None:
         return 0
-    number = checked_int("bytes_per_pack", bytes_per_pack, 1, "None writes each member for itself")
+    number = checked_int("bytes_per_pack", bytes_per_pack, 1, cure="None writes each member for itself")
     if number > MOST_BYTES:
         cure = "a pack is made in memory, and more than some 100,000 bytes save hardly any"
         raise ValueError(f"bytes_per_pack must be an int from 1 to {MOST_BYTES}, got {number}: {cure}")
@@ -180,7 +180,7 @@ def samples_bytes(most: int) -> int:
 
 def shard_bounds(n_samples: int, n_shards: object) -> list[int]:
     """Where each shard begins, and the end: shards of equal size, give or take one sample."""
-    count = checked_int("n_shards", n_shards, 1, "no shard may be empty")
+    count = checked_int("n_shards", n_shards, 1, cure="no shard may be empty")
     if count > n_samples:
         message = f"n_shards must be an int from 1 to the number of samples, {n_samples}, got {count}"
         raise ValueError(f"{message}: no shard may be empty")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._arguments import checked_int
+from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock, output_directory, sync_directory
 from headrace.webdatamodule.shards.index.build import save_manifest
@@ -144,7 +144,7 @@ def write_shards(
     >>> [(shard.name, shard.samples) for shard in manifest.shards]
     [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
     """
-    processes = None if workers is None else checked_int("workers", workers, 1, "None takes one for each CPU")
+    processes = None if workers is None else checked_int("workers", workers, 1, cure="None takes one for each CPU")
     if not isinstance(fingerprint, str):
         raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
     if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
