@@ -1,10 +1,10 @@
-"""One of several ranks of a model that FSDP2 shards, one of which fails; or all of which split their batches."""
+"""One of several ranks of a model that FSDP2 shards: all split their batches, or one runs out of memory.
 
-import faulthandler
-import json
+``torchrun --standalone --nproc-per-node=2 sharded_worker.py FOLDER KIND WHERE STEP`` runs the latter.
+"""
+
 import os
-import signal
-import time
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from fails_backward import fails_backward
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
@@ -24,11 +23,9 @@ from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import OOMGuard
 from headrace.size_aware_batching.callbacks import OOMRescue
-from headrace.size_aware_batching.memory import sharded
 
 WIDTH = 8
-TIMEOUT = 3000  # seconds of the process group: far longer than a test may take
-HANGS = 100  # seconds until a rank shows its stacks and ends
+TIMEOUT = timedelta(seconds=3000)  # of the process group: far longer than a test may take
 
 
 class Middle(torch.nn.Module):
@@ -84,54 +81,27 @@ class Training:
         return torch.cat([p.full_tensor().detach().reshape(-1) for p in self.model.parameters()]).tolist()
 
 
-def out_of_memory() -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-def wrong() -> None:
-    raise ValueError("the loss is wrong")
-
-
-def fails(rank: int, world: int, kind: str, where: str, step: int, failing_rank: int = -1) -> list[float]:
-    """Train four steps; the last rank, or another one, fails in one of them."""
-    failing = rank == failing_rank % world
+def fails(rank: int, world: int, folder: str, kind: str, where: str, step: int) -> None:
+    """Train four steps, in one of which the last rank runs out of memory."""
+    Path(folder, f"{rank}.pid").write_text(str(os.getpid()))
     training = Training(rank, world, kind)
-    update, faults = training.optimizer.step, [0]
+    update = training.optimizer.step
 
-    def interrupted() -> Any:
-        if where.startswith("optimizer") and failing and guard.steps == step:
-            faults[0] += 1
-            if faults[0] == 1 or where == "optimizer":
-                out_of_memory()
-        return update()
-
-    training.optimizer.step = interrupted
-
-    def cost(part: torch.Tensor) -> float:
-        if where == "cost" and failing and guard.steps == step:
-            wrong()
-        return float(len(part))
+    def out_of_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     def loss_of(part: torch.Tensor) -> torch.Tensor:
-        now = failing and guard.steps == step
-        training.middle.forward_fails = {"forward": out_of_memory, "error": wrong}.get(where) if now else None
+        now = rank == world - 1 and guard.steps == step
+        if now:
+            Path(folder, "failed").touch()
+        training.middle.forward_fails = out_of_memory if now and where == "forward" else None
         training.middle.backward_fails = now and where == "backward"
-        if now and where == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        loss = training.loss(part)
-        if where == "functional":
-            if now:
-                out_of_memory()
-            loss = loss + 0 * _functional_collectives.all_reduce(loss.detach(), "sum", list(range(world))).item()
-        return loss
+        training.optimizer.step = out_of_memory if now and where == "optimizer" else update
+        return training.loss(part)
 
-    with OOMGuard(training.model, training.optimizer, cost=cost, clip_norm=1.0) as guard:
-        guard.checkpoint = "/runs/last.ckpt"
+    with OOMGuard(training.model, training.optimizer, clip_norm=1.0) as guard:
         for batch in training.batches[:4]:
-            if where == "between" and failing and guard.steps == step:
-                raise ValueError("the data are wrong")
             guard.step(batch, loss_of)
-    return training.weights()
 
 
 def planned(rank: int, world: int, kind: str, reduction: Any, clip: float | None) -> dict[str, Any]:
@@ -178,12 +148,7 @@ def planned(rank: int, world: int, kind: str, reduction: Any, clip: float | None
                     errors = training.model(batch).square()
                     loss = errors.mean() / len(group) if reduction == "mean" else errors.sum() * world / sum(total)
                     torch.autograd.backward(loss)
-                if clip is not None and kind == "tensor_parallel":  # torch's refuses parameters of two meshes
-                    gradients: list[Any] = [parameter.grad for parameter in training.model.parameters()]
-                    norm = sum(each.full_tensor().square().sum() for each in gradients) ** 0.5
-                    for each in gradients:
-                        each.to_local().mul_(min(1.0, clip / (norm.item() + 1e-6)))
-                elif clip is not None:
+                if clip is not None:
                     torch.nn.utils.clip_grad_norm_(training.model.parameters(), clip)
                 training.optimizer.step()
         weights.append(training.weights())
@@ -276,50 +241,13 @@ def in_lightning() -> str:
     return "nothing"
 
 
-def run(
-    task: str, arguments: tuple[Any, ...], options: dict[str, Any], rank: int, world: int, store: str, out: str
-) -> None:
-    """Run a task of this module; write what it returned or raised, and let the process end with that.
-
-    A rank that raised stays until the test lets it go, so that no connection that it closes helps the others. With
-    the task "fails, and goes" it goes at once, and the store, which lives in the first rank, goes with it.
-    """
-    goes = task == "fails, and goes"
-    errors = os.open(f"{out}.stderr", os.O_WRONLY | os.O_CREAT)
-    os.dup2(errors, 2)
-    faulthandler.dump_traceback_later(HANGS, exit=True)
-    for name, value in options.items():
-        setattr(sharded, name, value)
-    timeout = timedelta(seconds=TIMEOUT)
-    if goes:
-        dist.init_process_group("gloo", store=store_of_first(rank, store), rank=rank, world_size=world, timeout=timeout)
-    else:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
-    try:
-        found = globals()[task.partition(",")[0]](rank, world, *arguments)
-    except BaseException as error:
-        write(out, [type(error).__name__, str(error)])
-        while not goes and not Path(store).with_name("leave").exists():
-            time.sleep(0.05)
-        raise
-    write(out, found)
-    dist.barrier()
-    dist.destroy_process_group()
+def in_group(task: Callable[..., Any], arguments: tuple[Any, ...], rank: int, world: int, store: str) -> Any:
+    """Call a task of this module in a process group."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT)
+    return task(rank, world, *arguments)
 
 
-def store_of_first(rank: int, path: str) -> Any:
-    """Return a store that the first rank serves, at a port that it writes into a file."""
-    tcp_store: Any = dist.__dict__["TCPStore"]  # which torch's annotations do not export
-    if rank == 0:
-        served = tcp_store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        write(path, served.port)
-        return served
-    while not Path(path).exists():
-        time.sleep(0.01)
-    return tcp_store("127.0.0.1", json.loads(Path(path).read_text()), wait_for_workers=False)
-
-
-def write(out: str, found: Any) -> None:
-    """Write the whole file at one moment."""
-    Path(f"{out}.part").write_text(json.dumps(found))
-    Path(f"{out}.part").rename(out)
+if __name__ == "__main__":
+    folder, kind, where, step = sys.argv[1:]
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    fails(dist.get_rank(), dist.get_world_size(), folder, kind, where, int(step))

@@ -165,7 +165,7 @@ class OOMRescue(Callback):
         if is_fully_sharded(model):
             raise TypeError(
                 "OOMRescue must train a model that is not sharded, got one of FSDP2, of which no step can be repeated: "
-                "train it in a loop of your own, where OOMGuard raises the error of one rank on all"
+                "train it in a loop of your own, where OOMGuard splits batches before the step"
             )
         self.guard = OOMGuard(model, optimizer, **self.options)
         if self._learned:

@@ -18,16 +18,11 @@ from headrace.size_aware_batching.memory.data_parallel import the_data_parallel,
 from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, is_out_of_memory, out_of_memory
 from headrace.size_aware_batching.memory.parts import refused_collectives, running_part
 from headrace.size_aware_batching.memory.peaks import describe
-from headrace.size_aware_batching.memory.sharded import (
-    FailureKind,
-    ShardedRanks,
-    clip_sharded,
-    is_fully_sharded,
-    is_lost_connection,
-)
+from headrace.size_aware_batching.memory.sharded import is_fully_sharded, refuse_unsharded_parameters
 from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies
 from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
 from headrace.size_aware_batching.memory.step_budget import StepBudget
+from headrace.size_aware_batching.planning.gather import gather_json
 
 Run: TypeAlias = Callable[[Any, float], torch.Tensor | None]  # a part and its weight -> the weighted loss
 
@@ -52,8 +47,6 @@ class _Answer(NamedTuple):
     gradients: list[bool]  # for each parameter, whether a rank has one
 
 
-# Their updates have no collective where weights are sharded; that of Muon or Adafactor has.
-_ELEMENTWISE = {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adadelta", "Adamax", "RMSprop", "Rprop", "ASGD"}
 _LOST, _BROKEN = 1, 2  # what has failed on a rank: its memory, or its code
 
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
@@ -134,12 +127,11 @@ class OOMGuard:
     communicate: `global_num_tokens` (even on a single rank) and collectives of ``torch.distributed`` raise an error
     there.
 
-    Under FSDP2 (``fully_shard``) the forward and backward passes contain collectives, so a part that did not fit cannot
-    be repeated. If one rank runs out of memory or fails otherwise, all ranks raise an error that names the rank, the
-    phase and the sizes. Batches are split only before the step, by ``budget``, on all ranks into the same number of
-    parts; the result equals that of the unsplit step as above. The first optimizer step is retried if the optimizer
-    updates each weight separately (such as AdamW). Set the attribute ``checkpoint`` to the path of the last checkpoint,
-    so that the error names it. The ranks enter the ``with`` block together, and end each step with a small all-reduce.
+    Under FSDP2 (``fully_shard``) the forward and backward passes contain collectives, so a step that ran out of memory
+    cannot be repeated. Batches are split before the step, by ``budget``, on all ranks into the same number of parts;
+    the result equals that of the unsplit step as above. A rank that runs out of memory all the same raises an error
+    that names the rank, the phase, the sizes and the cure. The other ranks wait for it until its process ends and the
+    launcher ends theirs, as ``torchrun`` does.
 
     After one event, later batches are still tried whole. After a second event within ``window`` steps, the ``budget``
     shrinks on all ranks, so that batches of that cost are split at once, until the first event is ``window`` steps ago.
@@ -234,9 +226,9 @@ class OOMGuard:
         self.phase = "forward"
         self._updated = False
         self._norms = [module for module in model.modules() if isinstance(module, _NormBase)]
-        self.sharded = ShardedRanks(model) if sharded else None
-        self.checkpoint: str | None = None
-        self._part: Any = None  # that runs, under FSDP2
+        self._sharded = sharded
+        if sharded:
+            refuse_unsharded_parameters(model)
         parallel = None if sharded else the_data_parallel(model)
         self._group = None if parallel is None else parallel.process_group
         self._entered: ExitStack | None = None
@@ -282,18 +274,14 @@ class OOMGuard:
     def __enter__(self) -> "OOMGuard":
         self._entered = ExitStack()
         self._entered.enter_context(unsynchronized(self.model))
-        if self.sharded is not None:
-            self._entered.enter_context(self.sharded.watching())
         if self._group is not None:
             self._entered.enter_context(refused_collectives())
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         entered, self._entered = self._entered, None
-        with entered or ExitStack():
-            if error is not None and self.sharded is not None:
-                self.phase = "between"
-                self.sharded.tell(error, self._explain)
+        if entered is not None:
+            entered.close()
 
     def step(self, batch: Any, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
         """Take one training step: gradients of the batch, split if it does not fit, and the update.
@@ -306,8 +294,8 @@ class OOMGuard:
             The loss of the full batch, a mean (or scaled by ``loss_of``), without a graph.
 
         Raises:
-            torch.OutOfMemoryError: If a single sample does not fit, on all ranks and with its index; under FSDP2 if any
-                rank runs out of memory.
+            torch.OutOfMemoryError: If a single sample does not fit, on all ranks and with its index; under FSDP2 if
+                this rank runs out of memory.
             RuntimeError: If it is called outside the ``with`` block, or another rank has failed.
             ValueError: If BatchNorm is in training mode.
         """
@@ -340,12 +328,9 @@ class OOMGuard:
             raise RuntimeError(
                 "a step must not be called in accelerator.accumulate(): give all batches of a step to accumulated_step"
             )
-        if self.sharded is not None:
-            with self.sharded.step(self._explain):
-                total = self._step_together(self.sharded, batches, loss_of)
-            self.steps += 1
-            return total
         batches = _some(batches)
+        if self._sharded:
+            return self._step_together(batches, loss_of)
         share = 1 / len(batches) if self.reduction == "mean" else 1.0
         self._batches = []  # of a step that failed
 
@@ -367,44 +352,38 @@ class OOMGuard:
         total = torch.stack(losses).sum()
         return total / (sum(map(self.count, batches)) or 1) if self.reduction == "sum" else total
 
-    def _step_together(
-        self, ranks: ShardedRanks, batches: Iterable[Any], loss_of: Callable[[Any], torch.Tensor]
-    ) -> torch.Tensor:
-        """Take a step of FSDP2, in which all ranks run the same number of parts: they meet in each."""
-        self.phase, self._part = "split", None
-        batches = _some(batches)
+    def _step_together(self, batches: list[Any], loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """Take a step of FSDP2, in which all ranks run the same number of parts: each has collectives."""
         self.refuse_batch_norm()
         self.model.zero_grad(set_to_none=True)
         count = float(sum(map(self.count, batches))) if self.reduction == "sum" else 0.0
-        said = ranks.agree([len(batches), count])
-        if (said[:, 0] != len(batches)).any():
-            raise ValueError(f"all ranks must give a step the same number of batches, got {said[:, 0].astype(int)}")
+        parts = [self._within_budget(batch, self.budget) for batch in batches]
+        ranks = gather_json([count, [len(each) for each in parts]])
+        if len(lengths := {len(numbers) for _, numbers in ranks}) > 1:
+            raise ValueError(f"all ranks must give a step the same number of batches, got {sorted(lengths)}")
+        numbers = np.max([numbers for _, numbers in ranks], axis=0).tolist()
         factor = 1.0  # FSDP2 averages over the ranks
         if self.reduction == "mean":
             factor = 1 / len(batches)
         elif self.reduction == "sum":
-            factor = ranks.world / (said[:, 1].sum() or 1.0)
-        parts = [self._within_budget(batch, self.budget) for batch in batches]
-        numbers = ranks.agree([len(each) for each in parts]).max(axis=0).astype(int).tolist()
+            factor = len(ranks) / (sum(each for each, _ in ranks) or 1.0)
         losses = []
         for own, number in zip(parts, numbers, strict=True):
             for part, weight in self._in_parts(own, number):
-                self.phase, self._part = "forward", part
-                with running_part():
+                self.phase = "forward"
+                with self._naming_the_rank(part), running_part():
                     loss = loss_of(part) * (weight * factor)
                     self.phase = "backward"
                     torch.autograd.backward(loss)
                 losses.append(loss.detach())
                 del loss  # its graph would be there in the forward of the next part
-        self._part = None
-        if self.clip_norm is not None:
-            self.phase = "clipping"
-            clip_sharded(list(self.model.parameters()), self.clip_norm)
-        self.phase = "optimizer"
-        if _updates_alone(self.optimizer):
-            self.update(self.optimizer.step)
-        else:
+        with self._naming_the_rank(None):
+            if self.clip_norm is not None:
+                self.phase = "clipping"
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            self.phase = "optimizer"
             self.optimizer.step()
+        self.steps += 1
         extra = sum(numbers) - len(numbers)
         self._split_steps += extra > 0
         self._extra_parts += extra
@@ -432,30 +411,27 @@ class OOMGuard:
         cheapest = min((part for part, _ in counted_parts), key=self.cost)
         return counted_parts + [(cheapest, 0.0)] * (number - len(counted_parts))
 
-    def _explain(self, error: BaseException) -> tuple[FailureKind, str]:
-        """Return in which way a rank of FSDP2 has failed, and what all ranks should read of it."""
-        memory, lost = is_out_of_memory(error), is_lost_connection(error)
-        part, self._part = self._part, None
-        where = f"in the {self.phase} of step {self.steps}"
-        if self.phase == "between":
-            where = f"after {counted(self.steps, 'step')}"
-        failed = "ran out of memory" if memory else "lost the process of another rank" if lost else "failed"
-        text = f"{failed} {where}"
-        budget = ""
-        if part is not None:
-            with suppress(Exception):  # it may be what has failed
+    @contextmanager
+    def _naming_the_rank(self, part: Any) -> Iterator[None]:
+        """Raise an out-of-memory error of FSDP2 with the rank, the part (None in the update) and the cure."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            text = f"rank {dist.get_rank()} ran out of memory in the {self.phase} of step {self.steps}"
+            cure = "on more ranks, or with foreach=False of the optimizer, which takes less memory"
+            if part is not None:
                 samples, cost = self.length(part), self.cost(part)
                 sizes = batch_shapes(part) if self.sizes_of is None else describe(self.sizes_of(part))
                 text += f", with {counted(samples, 'sample')} ({sizes}; cost {cost:.10g})"
+                cure = "with a smaller budget of the sampler"
                 if samples > 1:
-                    budget = f", or with OOMGuard(budget={self._budget.shrink * cost:.6g}), which splits such batches"
-                if memory:
-                    self._record(part, self.phase, str(error))
-        kind = "" if memory or lost else f"{type(error).__name__}: "
-        cure = f"resume from {self.checkpoint or 'the last checkpoint'}"
-        cure += f" with a smaller budget of the sampler{budget}" if memory else " once it is cured"
-        text = f"{text}: {kind}{error}. The ranks cannot complete this step without one another: {cure}"
-        return "memory" if memory else "lost" if lost else "error", text
+                    cure += f", or with OOMGuard(budget={self._budget.shrink * cost:.6g}), which splits such batches"
+            raise torch.OutOfMemoryError(
+                f"{text}: {error}. The other ranks wait for this one, so the step cannot be repeated: end all "
+                f"processes, and resume from the last checkpoint {cure}"
+            ) from error
 
     @contextmanager
     def on_all_ranks(self) -> Iterator[None]:
@@ -587,7 +563,7 @@ class OOMGuard:
                     before.restore(gradient)
             elif any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True)):
                 lost = f"the optimizer stopped half-way, set copy_weights=True: {failed}"
-            elif self.sharded is not None or not _raises_versions(self.optimizer):  # foreach raises none of DTensors
+            elif not _raises_versions(self.optimizer):
                 lost = f"the optimizer may have stopped half-way, set copy_weights=True: {failed}"
             else:
                 for parameter, entry in list(self.optimizer.state.items()):
@@ -782,11 +758,6 @@ def _takes_statistics(norm: _NormBase) -> bool:
     if isinstance(norm, _BatchNorm):
         return norm.training or norm.running_mean is None
     return norm.training and norm.track_running_stats
-
-
-def _updates_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the update of sharded weights has no collective, so that one rank alone may repeat it."""
-    return bool(_ELEMENTWISE & _names(getattr(optimizer, "optimizer", optimizer)))
 
 
 def _raises_versions(optimizer: torch.optim.Optimizer) -> bool:
