@@ -48,7 +48,6 @@ def child(path: str, strategy: str, cache: str) -> None:
     from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
     sizes, before, begin, busy = np.load(path, mmap_mode="r"), private(), time.perf_counter(), time.process_time()
-    options: dict[str, Any] = {"cost": "padded"} if strategy == "bucketed" else {}
     sampler = DistributedSizeAwareBatchSampler(
         sizes,
         BUDGET,
@@ -56,7 +55,6 @@ def child(path: str, strategy: str, cache: str) -> None:
         num_replicas=8,
         rank=0,
         plan_cache=cache or None,
-        **options,
     )
     batches = iter(sampler)
     first = next(batches)

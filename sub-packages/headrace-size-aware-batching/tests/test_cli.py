@@ -173,6 +173,15 @@ def test_several_columns_take_several_budgets(tmp_path: Path, capsys: pytest.Cap
     )
 
 
+def test_a_strategy_has_its_cost(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(lengths), "--budget", "8192", "--json"]
+    plans = json.loads(printed(capsys, *words, "--strategy", "bucketed", "packed", "sequential"))["plans"]
+    assert [plan["cost"] for plan in plans.values()] == ["padded", "sum", "sum"]
+    plans = json.loads(printed(capsys, *words, "--strategy", "bucketed", "--cost", "sum"))["plans"]
+    assert plans["bucketed"]["cost"] == "sum"
+    assert list(json.loads(printed(capsys, *words, "--cost", "padded"))["plans"]) == ["bucketed"]
+
+
 def test_few_shapes_and_what_they_cost(lengths: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(lengths), "--budget", "8192", "--cost", "padded"]
     free, few = printed(capsys, *words), printed(capsys, *words, "--shapes", "8")

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import (
-    BlockwiseSizeAwareBatchSampler,
     DistributedSizeAwareBatchSampler,
     plan_step,
     size_aware_batching,
@@ -530,7 +529,12 @@ def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
     [
         ({"strategy": "random"}, ValueError, "strategy must be one of sequential, .* got 'random'"),
         ({"cost": "max"}, ValueError, "cost must be one of sum, padded, .* got 'max'"),
-        ({"cost": "padded"}, ValueError, "use strategy='bucketed'"),
+        (
+            {"cost": "padded", "strategy": "packed"},
+            ValueError,
+            "leave it out for 'bucketed', or give 'sequential'",
+        ),
+        ({"curriculum": 5, "strategy": "sequential"}, ValueError, "curriculum=5 goes with strategy="),
         ({"oversize": "ignore"}, ValueError, "oversize must be one of raise, skip, own_batch, split, got 'ignore'"),
         ({"tail": "keep"}, ValueError, "tail must be one of split, pad, drop, got 'keep'"),
         ({"seed": -1}, ValueError, "seed must be an int from 0 to .* got -1"),
@@ -889,23 +893,6 @@ def test_a_sampler_prints_its_main_figures_and_plans_nothing_for_that(monkeypatc
     monkeypatch.setenv("RANK", "2")
     unknown = DistributedSizeAwareBatchSampler(sizes, 500)
     assert "stratified, ranks unknown, epoch 0" in repr(unknown)
-
-
-@pytest.mark.parametrize("blockwise", [False, True])
-def test_bucketed_batches_without_a_cost_are_warned_of(blockwise: bool) -> None:
-    def made(**options: Any) -> Any:
-        if blockwise:
-            return BlockwiseSizeAwareBatchSampler([SIZES], 500, **options)
-        return DistributedSizeAwareBatchSampler(SIZES, 500, **options)
-
-    with pytest.warns(UserWarning, match=r"strategy='bucketed' without cost fills .*: give cost='padded'") as found:
-        silent = list(made(strategy="bucketed"))
-    assert [warning.filename for warning in found] == [__file__]
-    assert max(len(batch) * SIZES[batch].max() for batch in silent) > 500, "it says so for a reason"
-    assert list(made(strategy="bucketed", cost="sum")) == silent
-    padded = list(made(strategy="bucketed", cost="padded"))
-    assert max(len(batch) * SIZES[batch].max() for batch in padded) <= 500
-    assert list(made()) == list(made(cost="sum"))
 
 
 def test_work_that_does_not_add_up_to_a_finite_number_is_refused() -> None:

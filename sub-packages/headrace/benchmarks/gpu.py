@@ -322,7 +322,7 @@ class Trained:
         if packed:
             sampler = DistributedSizeAwareBatchSampler(self.lengths, memory.max_total(memory.budget()), **options)
         else:
-            options |= {"cost": memory.cost(), "strategy": "bucketed"}
+            options["cost"] = memory.cost()
             sampler = DistributedSizeAwareBatchSampler(self.sizes(packed), memory.budget(), **options)
         sampler.set_epoch(epoch)
         return [np.array(batch) for batch in sampler]

@@ -59,9 +59,7 @@ def padded(samples: list[dict[str, Any]]) -> torch.Tensor:
 
 def batchings(sizes: Any, sources: ConcatShards) -> dict[str, Making]:
     """Batch samplers to compare with, each made anew for either loader."""
-    sized = partial(
-        DistributedSizeAwareBatchSampler, sizes, BUDGET, strategy="bucketed", cost="padded", num_replicas=1, rank=0
-    )
+    sized = partial(DistributedSizeAwareBatchSampler, sizes, BUDGET, cost="padded", num_replicas=1, rank=0)
 
     def mixed() -> Any:
         order = WeightedDistributedSampler(sources, {"one": 1.0, "other": 0.5}, num_replicas=1, rank=0)

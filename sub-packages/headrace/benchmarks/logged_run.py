@@ -72,9 +72,7 @@ def train(folder: Path) -> list[dict[str, float]]:
     data = MapDataModule(
         {"train": NamedConcatDataset({name: Texts(own) for name, own in lengths.items()})},
         sampler=partial(WeightedDistributedSampler, weights=TARGETS, per="token", sizes=sizes),
-        batch_sampler=partial(
-            DistributedSizeAwareBatchSampler, max_total_size=BUDGET, strategy="bucketed", cost="padded", window=512
-        ),
+        batch_sampler=partial(DistributedSizeAwareBatchSampler, max_total_size=BUDGET, cost="padded", window=512),
         sizes=sizes,
         collate_fn=PaddedCollate(),
         num_workers=1,

@@ -21,6 +21,7 @@ def length(sample: tuple[bytes]) -> int:
 STAGES = {
     "in order": functools.partial(size_aware_batching, sizeof=length, max_total_size=BUDGET),
     "bucketed": BucketedBatching(length, BUDGET, cost="sum", buffer_size=50),
+    "padded": BucketedBatching(length, BUDGET, buffer_size=50),
 }
 
 
@@ -58,17 +59,18 @@ def as_it_is(batch: object) -> object:
 @pytest.mark.parametrize("stage", STAGES)
 def test_equal_steps_within_the_budget(shards: Path, stage: str, workers: int, inside: bool) -> None:
     steps = int(IndexedShards(shards).sizes("txt.bin").sum()) // (BUDGET * WORLD)
+    cost_of = {"in order": sum, "bucketed": sum, "padded": lambda lengths: len(lengths) * max(lengths)}
     seen = []
     for rank in range(WORLD):
         ranks = {"num_replicas": WORLD, "rank": rank}
         loader = module(shards, stage, steps, workers, inside=inside, **ranks).train_dataloader()
         epochs = [list(loader) for _ in range(2)]
         assert [len(epoch) for epoch in epochs] == [len(loader)] * 2 == [steps] * 2
-        assert all(sum(map(length, batch)) <= BUDGET for epoch in epochs for batch in epoch)
+        assert all(cost_of[stage](list(map(length, batch))) <= BUDGET for epoch in epochs for batch in epoch)
         assert epochs[0] != epochs[1]
         seen.append(epochs[0])
     bytes_seen = sum(length(sample) for rank in seen for batch in rank for sample in batch)
-    assert bytes_seen > 0.75 * BUDGET * WORLD * steps
+    assert bytes_seen > 0.7 * BUDGET * WORLD * steps
 
 
 @pytest.mark.slow

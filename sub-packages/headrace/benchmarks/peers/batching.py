@@ -219,7 +219,7 @@ def methods() -> list[Method]:
     """Every way whose library is installed; headrace's first."""
     stratified: dict[str, Any] = {"strategy": "stratified"}
     packed: dict[str, Any] = {"strategy": "packed"}
-    bucketed: dict[str, Any] = {"strategy": "bucketed", "cost": "padded"}
+    bucketed: dict[str, Any] = {"cost": "padded"}
     found = [
         Method("headrace, stratified", "headrace-size-aware-batching", "sum", partial(headrace, **stratified),
                resume=partial(headrace_resumed, **stratified)),

@@ -59,9 +59,7 @@ class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers has no types 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the batches of this process, in the order of the data."""
         data = self.eval_dataset if eval_dataset is None else eval_dataset
-        batches = DistributedSizeAwareBatchSampler(
-            data.lengths, BUDGET, strategy="bucketed", cost="padded", shuffle=False
-        )
+        batches = DistributedSizeAwareBatchSampler(data.lengths, BUDGET, cost="padded", shuffle=False)
         return DataLoader(data, batch_sampler=batches, collate_fn=COLLATE)
 
     def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
@@ -95,7 +93,6 @@ def main() -> None:
     batches = DistributedSizeAwareBatchSampler(
         train.lengths,
         BUDGET,
-        strategy="bucketed",
         cost="padded",
         tokens_per_step=TOKENS,
         accumulate=BATCHES // PROCESSES,

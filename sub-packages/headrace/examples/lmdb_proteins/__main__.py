@@ -51,9 +51,7 @@ def fixed(dataset: ProteinLMDBDataset, max_tokens: int, max_length: int) -> Batc
 
 def dynamic(dataset: ProteinLMDBDataset, max_tokens: int, max_length: int) -> DistributedSizeAwareBatchSampler:
     """Return random batches of neighbours in size, each filled to the budget."""
-    return DistributedSizeAwareBatchSampler(
-        dataset, max_tokens, strategy="bucketed", cost="padded", max_length=max_length
-    )
+    return DistributedSizeAwareBatchSampler(dataset, max_tokens, cost="padded", max_length=max_length)
 
 
 def run(dataset: ProteinLMDBDataset, batches: Iterable[list[int]], workers: int) -> Epoch:

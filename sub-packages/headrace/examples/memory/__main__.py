@@ -118,7 +118,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with nullcontext() if real else device:
         memory = fit_budget(step, batches_of, lengths, device, target=0.95, model=model, optimizer=optimizer)
         print(memory.report(), end="\n\n")
-        sampler = DistributedSizeAwareBatchSampler(lengths, memory.budget(), cost=memory.cost(), strategy="bucketed")
+        sampler = DistributedSizeAwareBatchSampler(lengths, memory.budget(), cost=memory.cost())
         run_worst_batches(sampler, batches_of, step, model=model, optimizer=optimizer)
         planned = [np.array(batch) for batch in sampler]
         safe = memory.max_items(int(lengths.max()), memory.budget())

@@ -65,7 +65,6 @@ def batch_sampler(budget: int, max_length: int) -> Any:
     return partial(
         DistributedSizeAwareBatchSampler,
         max_total_size=budget,
-        strategy="bucketed",
         cost="padded",
         max_length=max_length,
     )

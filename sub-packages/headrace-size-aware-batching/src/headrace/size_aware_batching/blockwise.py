@@ -17,7 +17,6 @@ from headrace.size_aware_batching._validation import UNLIMITED, checked_seed, co
 from headrace.size_aware_batching.planning.block_planner import BlockPlanner
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.options import (
-    CHANGEABLE,
     STREAM_OVERSIZE,
     SamplerOptions,
     Strategy,
@@ -122,7 +121,7 @@ class BlockwiseSizeAwareBatchSampler(RunSampler):
         *,
         lengths: Any = None,
         block: int = 100_000_000,
-        strategy: Strategy = "stratified",
+        strategy: Strategy | None = None,
         cost: Literal["sum", "padded"] | CostFunction | None = None,
         shuffle: bool = True,
         seed: int = 0,
@@ -139,9 +138,8 @@ class BlockwiseSizeAwareBatchSampler(RunSampler):
         balanced_ranks: int = 64,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        arguments = locals()
+        options = SamplerOptions.of(locals())
         one_of("oversize", oversize, STREAM_OVERSIZE)
-        options = SamplerOptions(**{name: arguments[name] for name in CHANGEABLE if name in arguments})
         seed, block = checked_seed(seed), checked_int("block", block, 1)
         sizes_of, shard_lengths = _shards(sizes, lengths)
         cache = None if plan_cache is None else PlanCache(plan_cache)

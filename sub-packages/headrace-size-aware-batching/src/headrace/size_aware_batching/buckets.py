@@ -90,7 +90,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     iteration starts from the beginning, also after a ``break``, and draws new random numbers from the generator.
 
     Samples outside all buckets are left out, with a warning that counts and names them. The sampler does not distribute
-    batches to ranks; `DistributedSizeAwareBatchSampler` with ``strategy="bucketed"`` does.
+    batches to ranks; `DistributedSizeAwareBatchSampler` with ``cost="padded"`` does.
 
     ``len()`` is the sum over the buckets; it raises a ``TypeError`` if a base batch sampler has no ``len()``.
 

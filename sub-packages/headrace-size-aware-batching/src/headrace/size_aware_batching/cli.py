@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.plan import BatchPlan
-from headrace.size_aware_batching.planning.costs import COSTS, as_cost
+from headrace.size_aware_batching.planning.costs import COSTS
 from headrace.size_aware_batching.planning.options import OVERSIZE, STRATEGIES, Strategy
 from headrace.size_aware_batching.report import PlanReport, table
 from headrace.size_aware_batching.sizes.files import sizes_of_files
@@ -57,7 +57,11 @@ def parser() -> Parser:
     add("--column", metavar="NAME", help="column of sizes in Parquet files")
     add("--budget", type=budgets, required=True, metavar="N", help="budget of a batch; N,N,.. for several columns")
     add("--strategy", nargs="+", choices=STRATEGIES, metavar="NAME", help=f"one or more of {', '.join(STRATEGIES)}")
-    add("--cost", choices=tuple(COSTS), default="sum", help="cost of a batch: sum of sizes (default), count x largest")
+    add(
+        "--cost",
+        choices=tuple(COSTS),
+        help="cost of a batch: sum of sizes, or count x largest (default: padded for bucketed, else sum)",
+    )
     add("--num-replicas", type=int, default=8, metavar="N", help="world size for steps and balance (default 8)")
     add("--max-items", type=int, metavar="N", help="maximum number of samples in a batch")
     add("--max-length", type=real, metavar="N", help="cap sizes at this (one column)")
@@ -99,18 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> str:
     """Plan, draw where that is asked for, and return what to print."""
     sizes = sizes_of_files(options.sizes, options.column)
-    usual: Any = as_cost(options.cost).strategies[0]
-    strategies = options.strategy or [usual]
     plans, reports = {}, {}
-    for name in strategies:
-        plans[name], reports[name] = planned(sizes, name, options)
+    for strategy in options.strategy or [None]:
+        name, plan, report = planned(sizes, strategy, options)
+        plans[name], reports[name] = plan, report
     if options.draw is not None:
         from headrace.size_aware_batching.plotting import draw  # needs matplotlib
 
         draw(plans, options.draw, options.num_replicas)
     if not options.json:
         return table(reports)
-    asked = {name: getattr(options, name) for name in ("budget", "cost", "num_replicas", "seed", "epoch")}
+    asked = {name: getattr(options, name) for name in ("budget", "num_replicas", "seed", "epoch")}
     # JSON has no NaN: unknown figures are null.
     plain = {
         name: {key: None if value != value else value for key, value in asdict(report).items()}
@@ -119,13 +122,15 @@ def run(options: argparse.Namespace) -> str:
     return json.dumps({"samples": len(sizes), **asked, "plans": plain}, allow_nan=False)
 
 
-def planned(sizes: NDArray[Any], strategy: Strategy, options: argparse.Namespace) -> tuple[BatchPlan, PlanReport]:
-    """Plan an epoch by one strategy; errors name flags in place of arguments."""
+def planned(
+    sizes: NDArray[Any], strategy: Strategy | None, options: argparse.Namespace
+) -> tuple[str, BatchPlan, PlanReport]:
+    """Plan an epoch by one strategy, and return its name, too; errors name flags in place of arguments."""
     budget = options.budget if sizes.ndim == 2 or len(options.budget) > 1 else options.budget[0]
     passed_on = {name: getattr(options, name) for name in PASSED_ON}
     try:
         sampler = DistributedSizeAwareBatchSampler(sizes, budget, strategy=strategy, rank=0, **passed_on)
-        return sampler.plan(options.epoch), sampler.report(options.epoch)
+        return sampler.options.strategy, sampler.plan(options.epoch), sampler.report(options.epoch)
     except (TypeError, ValueError) as error:
         raise ValueError(ARGUMENT.sub(flag, str(error))) from error
 

@@ -41,7 +41,7 @@ class DistributedSizeAwareBatchSampler(RunSampler):
     position is found without planning the batches before it.
 
     The budget counts the sum of the sizes. Batches that ``collate_fn`` pads exceed it silently: for these give
-    ``strategy="bucketed", cost="padded"``. Usually these four arguments are enough.
+    ``cost="padded"``. Usually these three arguments are enough.
 
     **Epochs.** ``set_epoch(e)`` chooses the epoch. Without it, the next iteration repeats the same epoch from its
     beginning, also after a ``break``. The exception is a ``sampler`` without ``set_epoch`` and ``take``, such as a
@@ -80,10 +80,11 @@ class DistributedSizeAwareBatchSampler(RunSampler):
         strategy: ``"stratified"``: random batches of nearly equal sum and count. ``"sequential"``: the samples in the
             order of the sampler or of the shuffle (with ``shuffle=False``, of the dataset); a batch ends where the next
             sample does not fit. ``"bucketed"``: samples of similar size, for padded batches. ``"packed"``: greedy (LPT)
-            balancing with short shuffles, repaired by swaps, for packed attention; fuller and less random.
-        cost: ``"sum"`` of the sizes, the default; ``"padded"``, count times largest, for padded batches; or ``f(n,
-            largest)`` in any unit, which must not fall when n or the largest size grows. ``"bucketed"`` without
-            ``cost`` gives a warning: batches that are filled by the sum exceed the budget after padding.
+            balancing with short shuffles, repaired by swaps, for packed attention; fuller and less random. By default
+            it follows from ``cost``: ``"stratified"`` for sums, else ``"bucketed"``.
+        cost: ``"sum"`` of the sizes; ``"padded"``, count times largest, for padded batches; or ``f(n, largest)`` in any
+            unit, which must not fall when n or the largest size grows. By default it follows from ``strategy``:
+            ``"padded"`` for ``"bucketed"``, else ``"sum"``.
         sampler: Order of the samples, the same on every rank; indices may repeat. If it has ``take(start, stop)``, only
             the needed windows are read. Set its ``num_replicas`` and ``rank`` to those of this sampler, or to 1 and 0.
             States hold its ``epoch_fingerprint(epoch)``, or its ``fingerprint``. None: the order follows from
@@ -171,7 +172,7 @@ class DistributedSizeAwareBatchSampler(RunSampler):
         sizes: Any,
         max_total_size: float | Sequence[float],
         *,
-        strategy: Strategy = "stratified",
+        strategy: Strategy | None = None,
         cost: Literal["sum", "padded"] | CostFunction | None = None,
         sampler: Iterable[int] | None = None,
         shuffle: bool = True,
@@ -194,8 +195,7 @@ class DistributedSizeAwareBatchSampler(RunSampler):
         accumulate: int | None = None,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        arguments = locals()
-        options = SamplerOptions(**{name: arguments[name] for name in (*CHANGEABLE, "accumulate")})
+        options = SamplerOptions.of(locals())
         if curriculum is not None and sampler is not None:
             raise ValueError(
                 f"curriculum={options.curriculum} and sampler were both given, but the sampler decides the order: "

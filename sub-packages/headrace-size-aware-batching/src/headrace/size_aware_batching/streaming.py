@@ -125,7 +125,7 @@ class BucketedBatching:
         if not isinstance(source, Iterable):
             raise TypeError(
                 f"dataset must be an iterable, got {type(source).__name__}: for a dataset that is read by index use "
-                "DistributedSizeAwareBatchSampler(strategy='bucketed')"
+                "DistributedSizeAwareBatchSampler(cost='padded')"
             )
         if self.num_replicas is None and self.mesh is None and (message := warning_of_whole_stream(source, Ranks())):
             self._warn(message)

@@ -948,8 +948,8 @@ class ResumableLoader(EpochLoader):
         count, length = found
         warnings.warn(
             f"a batch of the {self._name} loader is padded to {count} x {length:,} = {count * length:,}, and its "
-            f"budget max_total_size={budget:,.0f} counts the sum of the sizes: give the batch sampler cost='padded' "
-            "and strategy='bucketed', or concatenate the samples in collate_fn instead of padding them",
+            f"budget max_total_size={budget:,.0f} counts the sum of the sizes: give the batch sampler cost='padded', "
+            "or concatenate the samples in collate_fn instead of padding them",
             stacklevel=4,
         )
 

@@ -111,7 +111,7 @@ def fit_budget(
     ...         device,
     ...         memory="allocated",
     ...     )
-    >>> sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost(), strategy="bucketed")
+    >>> sampler = DistributedSizeAwareBatchSampler(lengths, found.budget(), cost=found.cost())
     >>> found.budget(), len(sampler)
     (3800000.0, 5)
     """
@@ -193,7 +193,7 @@ def _calibrate(
     cost, sizes = provisional.cost(), probes.sizes
     packed = cost.is_of_sums() or cost.is_of_samples()
     if not packed:
-        options |= {"cost": provisional.cost(extrapolate=True), "strategy": "bucketed"}
+        options["cost"] = provisional.cost(extrapolate=True)
     shapes: dict[bytes, NDArray[np.int64]] = {}
     for attempts in range(8):  # other epochs, and slightly smaller ones, until there are enough different batches
         share = (1 - 0.02 * attempts) * probes.budget

@@ -178,8 +178,7 @@ def fit_shapes(
     >>> with SimulatedMemory(limit=4_000_000) as device:
     ...     memory = fit_budget(step, batches_of, lengths, device, memory="allocated")
     ...     found = fit_shapes(step, batches_of, lengths, device, memory, shapes=4)
-    >>> options = {"cost": found, "shapes": found.shapes, "strategy": "bucketed"}
-    >>> sampler = DistributedSizeAwareBatchSampler(lengths, found.budget, **options)
+    >>> sampler = DistributedSizeAwareBatchSampler(lengths, found.budget, cost=found, shapes=found.shapes)
     >>> found.shapes, len(sampler)
     (((115, 57), (62, 106), (41, 160), (31, 209)), 5)
     """

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.record import plain
-from headrace.size_aware_batching._validation import checked_flag, one_of, warn, whole_number
-from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
+from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
+from headrace.size_aware_batching.planning.costs import COSTS, Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.shapes import checked_shapes
 from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
@@ -66,14 +66,20 @@ def only_between_epochs(name: str, value: object) -> ValueError:
     )
 
 
-def default_cost(strategy: Strategy) -> Literal["sum"]:
-    """Return the cost if none was given; warn if batches are most likely padded."""
-    if strategy == "bucketed":
-        warn(
-            "strategy='bucketed' without cost fills batches by the sum of their sizes, so that padded ones exceed the "
-            "budget: give cost='padded', or cost='sum' if batches are not padded"
-        )
-    return "sum"
+def implied(
+    strategy: Strategy | None, cost: Literal["sum", "padded"] | CostFunction | None
+) -> tuple[Strategy, Literal["sum", "padded"] | CostFunction]:
+    """Return strategy and cost where a user may have left out either: the usual one of the other.
+
+    >>> implied(None, None), implied(None, "padded"), implied("bucketed", None), implied("packed", None)
+    (('stratified', 'sum'), ('bucketed', 'padded'), ('bucketed', 'padded'), ('packed', 'sum'))
+    """
+    if strategy is not None:
+        one_of("strategy", strategy, STRATEGIES)
+    if cost is None:
+        of_strategy = (name for name in COSTS if as_cost(name).strategies[0] == strategy)
+        cost = cast(Literal["sum", "padded"], next(of_strategy, "sum"))
+    return strategy or cast(Strategy, as_cost(cost).strategies[0]), cost
 
 
 @dataclass(frozen=True)
@@ -136,10 +142,10 @@ class Options:
     def _refuse_mismatches(self) -> None:
         cost = self.batch_cost
         if self.strategy not in cost.strategies:
+            given = "a function" if callable(self.cost) else repr(self.cost)
             raise ValueError(
-                f"strategy={self.strategy!r} works with cost='sum' only, got "
-                f"{'a function' if callable(self.cost) else repr(self.cost)}: use strategy='bucketed', or 'sequential' "
-                "for an order of your own"
+                f"strategy={self.strategy!r} works with cost='sum' only, got {given}: leave it out for 'bucketed', "
+                "or give 'sequential' for an order of your own"
             )
         if not cost.pads and self.length_multiple > 1:
             raise ValueError(
@@ -179,8 +185,6 @@ class SamplerOptions(Options):
     accumulate: int | None = None
 
     def __post_init__(self) -> None:
-        if self.cost is None:
-            object.__setattr__(self, "cost", default_cost(self.strategy))
         super().__post_init__()
         one_of("tail", self.tail, TAILS)
         object.__setattr__(self, "accumulate", whole_number("accumulate", self.accumulate))
@@ -190,6 +194,13 @@ class SamplerOptions(Options):
         elif self.accumulate is not None:
             raise ValueError(f"accumulate={self.accumulate} goes with tokens_per_step: give both, or neither")
         object.__setattr__(self, "max_total_size", plain_budget(self.max_total_size))
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> SamplerOptions:
+        """Return the options among the arguments of a sampler."""
+        options = {name: arguments[name] for name in (*CHANGEABLE, "accumulate") if name in arguments}
+        options["strategy"], options["cost"] = implied(options["strategy"], options["cost"])
+        return cls(**options)
 
     @cached_property
     def schedule(self) -> TokenSchedule | None:
