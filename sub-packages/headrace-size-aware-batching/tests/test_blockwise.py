@@ -178,6 +178,34 @@ def test_a_run_of_kills_and_worlds_delivers_each_epoch_once_and_knows_its_steps(
         assert [fresh.step(number) for number in range(len(steps))] == steps
 
 
+@pytest.mark.slow
+@repeats
+@examples(40)
+@given(cases(), ways, blocks, worlds, worlds, st.data())
+def test_steps_are_skipped_and_ranks_change_in_the_middle_of_an_epoch(
+    case: Case, way: Way, block: int, world: int, other: int, data: st.DataObject
+) -> None:
+    sampler = make(case, way, world, "all", block=block)
+    n_steps = len(sampler) // world
+    before, skipped_steps = data.draw(st.integers(0, n_steps)), data.draw(st.integers(1, 4))
+    batches = iter(sampler)
+    delivered = [index for batch in islice(batches, before * world) for index in batch]
+    skipped = sampler.skip(skipped_steps).tolist()
+    sampler.reshard(other)
+    state = sampler.state_dict()
+    rest = list(batches)
+    assert len(rest) % other == 0
+    assert state["step"] == before  # a step that was skipped is none of the run
+    assert set(delivered) | set(skipped) | {index for batch in rest for index in batch} == set(range(len(case[0])))
+    resumed = make(case, way, other, "all", block=block)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    if rest:
+        assert resumed.step(state["step"]) == rest[:other]
+    if before:
+        assert sampler.step(0) == make(case, way, world, "all", block=block).step(0)
+
+
 @repeats
 @examples(25)
 @given(cases(), ways, blocks, worlds, st.sampled_from(TAILS))

@@ -402,7 +402,7 @@ def test_the_samples_of_a_step_are_found_and_read_again(tmp_path: Path) -> None:
         assert one.excluded_indices.tolist() == [rows[0]["index"]]
     with pytest.raises(ValueError, match="indices must be samples of the train data: no sample has the key 's99'"):
         ranks[0].exclude(["s99"])
-    with pytest.raises(ValueError, match="rank must be 0 to 1, the ranks of step 3, got 2"):
+    with pytest.raises(ValueError, match="rank of step 3 must be an int from 0 to 1, got 2"):
         ranks[0].replay(3, rank=2)
 
 

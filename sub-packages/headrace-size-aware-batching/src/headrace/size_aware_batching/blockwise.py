@@ -24,11 +24,11 @@ from headrace.size_aware_batching.planning.options import (
     Tail,
 )
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
-from headrace.size_aware_batching.run_sampler import RunSampler, budget_in_words
+from headrace.size_aware_batching.run_sampler import SizeAwareSampler, budget_in_words
 from headrace.size_aware_batching.sizes.read import size_vector
 
 
-class BlockwiseSizeAwareBatchSampler(RunSampler):
+class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
     """Batches that fill a budget, for so many samples that their sizes do not fit into the memory of a process.
 
     The dataset is a list of shards: consecutive ranges of samples, whose sizes a function returns. Shards are shuffled
@@ -56,10 +56,9 @@ class BlockwiseSizeAwareBatchSampler(RunSampler):
     neither.
 
     **What it does not have.** `DistributedSizeAwareBatchSampler` also takes ``sampler``, ``shapes``, ``curriculum``,
-    ``work``, ``tokens_per_step``, ``accumulate`` and ``oversize="split"``, changes in the middle of a
-    run (``exclude``, ``skip``, ``reshard``, ``accept=``), and has ``plan``, ``report``, ``batch`` and
-    ``worst_batches``. None of these exist here: they need all sizes at once, or are not implemented yet. Shards cannot
-    be appended in the middle of a run.
+    ``work``, ``tokens_per_step``, ``accumulate``, ``oversize="split"``, ``exclude`` and ``accept=``, and has ``plan``,
+    ``report``, ``batch`` and ``worst_batches``. None of these exist here: they need all sizes at once, or are not
+    implemented yet. Shards cannot be appended in the middle of a run.
 
     Args:
         sizes: ``sizes(shard)`` returns the sizes of the samples of a shard, by its number: in any form that

@@ -16,7 +16,7 @@ from headrace.size_aware_batching._shared.cursor import level_behind_loader
 from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
 from headrace.size_aware_batching._shared.keywords import explains_keywords
-from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
+from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._validation import checked_epoch, checked_seed, counted, one_of, warn, whole_number
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import CostFunction
@@ -28,12 +28,12 @@ from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.planner import SizeAwarePlan, SizeAwarePlanner
 from headrace.size_aware_batching.planning.samples import Samples
 from headrace.size_aware_batching.report import CurriculumReport, PlanReport, batch_costs
-from headrace.size_aware_batching.run_sampler import RunSampler, budget_in_words
+from headrace.size_aware_batching.run_sampler import SizeAwareSampler, budget_in_words
 
 Batch = TypeVar("Batch")
 
 
-class DistributedSizeAwareBatchSampler(RunSampler):
+class DistributedSizeAwareBatchSampler(SizeAwareSampler):
     """Batches that fill a budget and never exceed it, the same number of them on every rank.
 
     The list of batches is a function of the sizes, the options, the seed and the epoch alone. In step s, rank r gets
@@ -364,11 +364,6 @@ class DistributedSizeAwareBatchSampler(RunSampler):
         """Hex digest of the sizes, the options, the seed and the order of ``sampler``."""
         return self._planner.fingerprint
 
-    @property
-    def excluded_indices(self) -> NDArray[np.int64]:
-        """The samples that `exclude` left out, ascending."""
-        return np.array(sorted(self._planner.excluded), np.int64)
-
     @never_raises
     def __repr__(self) -> str:
         planner, ranks = self._planner, self._ranks_in_words()
@@ -496,72 +491,10 @@ class DistributedSizeAwareBatchSampler(RunSampler):
         shares = (batch_costs(plan) / np.array(plan.budget)).max(axis=1)
         return [plan.keys(int(number)) for number in np.argsort(-shares, kind="stable")[:most]]
 
-    def exclude(self, indices: Iterable[int]) -> None:
-        """Exclude samples from now on, in every epoch; call it on every rank at the same step.
-
-        Batches that were already yielded keep them. With workers the sampler is ahead of the training loop: call
-        ``exclude`` of the loader instead. States record the excluded samples.
-
-        Args:
-            indices: Samples of the dataset.
-
-        Raises:
-            TypeError: If an index is not an int.
-            ValueError: If an index is out of range, or in the middle of an epoch with ``curriculum`` or
-                ``tokens_per_step``.
-
-        >>> from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-        >>> sampler = DistributedSizeAwareBatchSampler([4, 1, 3, 2], 5, strategy="sequential", shuffle=False)
-        >>> sampler.exclude([1, 2])
-        >>> list(sampler), sampler.state_dict()["run"][0]["exclude"]
-        ([[0], [3]], [1, 2])
-        """
-        n = len(self.sizes)
-        self._run.exclude([checked_int("indices", index, high=n - 1) for index in indices])
-
-    def skip(self, steps: int) -> NDArray[np.int64]:
-        """Skip the next steps of this epoch, once; call it on every rank at the same step.
-
-        Args:
-            steps: Number of steps; at most the rest of the epoch is skipped.
-
-        Returns:
-            The skipped samples of all ranks.
-        """
-        return self._run.skip(cast(int, whole_number("steps", steps)))
-
     def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
-        """Change the weights of the mixture that is the ``sampler``; call it on every rank at the same step.
-
-        Passes over its sources continue, and shares are exact before and after. States hold the change.
-
-        Args:
-            weights: As the mixture was given them, for the same sources.
-            draw: Where they begin, in draws of the mixture since epoch 0. By default the next multiple of 1,024 that is
-                in no window that has begun.
-
-        Returns:
-            That draw, and the first step that it affects.
-
-        Raises:
-            TypeError: If the ``sampler`` has no weights that can change, or a weight has the wrong type.
-            ValueError: If the weights are not allowed, the run has not begun, or the mixture's schedule has a later
-                change; or with ``tokens_per_step``.
-        """
+        """Change the weights of the mixture that is the ``sampler``; not with ``tokens_per_step``."""
         self._planner.refuse_reweight()
-        return self._run.reweight(weights, draw)
-
-    def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
-        """Continue with another number of ranks in the running process: the rest of the epoch is distributed to them.
-
-        Call it on every rank at the same step, after a launcher has made the new process group.
-
-        Args:
-            num_replicas: Number of data-parallel ranks; as in the constructor.
-            rank: Rank of this process.
-            mesh: In place of both.
-        """
-        self._run.reshard(Ranks(num_replicas, rank, mesh))
+        return super().reweight(weights, draw)
 
     def load_state_dict(self, state: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state, at any world size: the rest of the epoch is distributed over the present ranks.
