@@ -2,12 +2,16 @@
 
     python benchmarks/writing.py              # 200 MB in a temporary folder, over and over; some minutes
     python benchmarks/writing.py --runs 3 --scale 0.1 --folder /data
+    python benchmarks/writing.py --runs 9 --small   # 100,000 texts of 200 bytes, against a bare loop
 
 Every time is a median of alternating runs, after one that is not counted. webdataset's ``TarWriter`` and
 ``ShardWriter`` run with their defaults, ``write_shards`` in one process and in several; what is left in memory is
 brought to the disk with ``fsync`` by all of them. ``write_shards`` writes indexes and a manifest too. The time of
 several processes is mostly that of starting them, which by default only happens for sets that take longer than
 seconds. The last line is a plain copy of the finished tar files from memory, to tell how much of it is the disk.
+
+``--small`` measures processor time, that of processes that were started included. The bare loop makes the header,
+payload, padding and checksum of each sample, in one file without an index.
 """
 
 import argparse
@@ -26,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import webdataset as wds
+import xxhash
 
 from headrace.webdatamodule import write_shards
 
@@ -54,6 +59,8 @@ def _sample(kind: str, index: int, noise: bytes) -> tuple[str, dict[str, bytes]]
     start = index * 131 % 900_000
     if kind == "medium":
         return f"sample{index:08d}", {"bin": noise[start : start + 20_480]}
+    if kind == "small":
+        return f"sample{index:08d}", {"txt": noise[start : start + 200]}
     label = json.dumps({"id": index, "label": index % 7}).encode()
     return f"sample{index:08d}", {"seq": noise[start : start + 360], "json": label}
 
@@ -86,6 +93,26 @@ def ours(workers: int, corpus: Corpus, folder: Path) -> None:
     write_shards(corpus, folder, n_shards=SHARDS, workers=workers)
 
 
+def bare(corpus: Corpus, folder: Path) -> None:
+    before, after = b"0000644\0" + b"0000000\0" * 2, b"\0" + b"0" * 11 + b"\0"
+    rest = b"\0 0" + bytes(100) + b"ustar\00000" + bytes(247)
+    same, padding = sum(before + after + rest) + 7 * 32, [bytes(-size % 512) for size in range(512)]
+    pieces, checksums = list[bytes](), list[int]()
+    with (folder / "a.tar").open("wb") as stream:
+        for key, members in corpus.samples:
+            for member, data in members.items():
+                name, size = f"{key}.{member}".encode(), b"%011o" % len(data)
+                checksum = same + sum(name) + sum(size)
+                header = b"%b%b%b%b%06o%b" % (name.ljust(100, b"\0"), before, size, after, checksum, rest)
+                pieces += header, data, padding[len(data) % 512]
+                checksums.append(xxhash.xxh3_64_intdigest(data))
+            if len(pieces) >= 3000:
+                stream.write(b"".join(pieces))
+                pieces.clear()
+        stream.write(b"".join([*pieces, bytes(1024)]))
+    sync(folder)
+
+
 def plainly(pieces: Sequence[bytes], _: Corpus, folder: Path) -> None:
     for number, data in enumerate(pieces):
         with Path(folder, f"a-{number:06d}.tar").open("wb") as stream:
@@ -103,6 +130,34 @@ def timed(work: Callable[[Corpus, Path], None], corpus: Corpus, folder: Path) ->
     begin = time.perf_counter()
     work(corpus, folder)
     return 1e6 * (time.perf_counter() - begin) / len(corpus)
+
+
+def processor(work: Callable[[Corpus, Path], None], corpus: Corpus, folder: Path) -> float:
+    """Microseconds a sample of the processor, for this process and those that it started."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    begin = os.times()
+    work(corpus, folder)
+    end = os.times()
+    return 1e6 * sum(after - before for before, after in zip(begin[:4], end[:4], strict=True)) / len(corpus)
+
+
+def compare_small(count: int, runs: int, folder: Path) -> None:
+    corpus = Corpus("small", count)
+    works: dict[str, Callable[[Corpus, Path], None]] = {
+        "a bare loop": bare,
+        "write_shards, 1 process": partial(ours, 1),
+        "write_shards, 2 processes": partial(ours, 2),
+    }
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for run in range(runs + 1):
+        for name, work in works.items():
+            passed = processor(work, corpus, folder)
+            if run:
+                times[name].append(passed)
+    for name, found in times.items():
+        ratio = median(mine / base for mine, base in zip(found, times["a bare loop"], strict=True))
+        print(f"small    {name:28} {median(found):8.2f} us a sample of the processor {ratio:5.2f} x the bare loop")
 
 
 def compare(kind: str, count: int, runs: int, folder: Path) -> None:
@@ -137,9 +192,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of samples, 100,000 and 10,000")
+    parser.add_argument("--small", action="store_true", help="100,000 short texts, against a bare loop")
     parser.add_argument("--folder", help="where to write; a temporary folder by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as root:
+        if options.small:
+            compare_small(int(100_000 * options.scale), options.runs, Path(root, "small"))
+            return
         for kind, full in (("tiny", 100_000), ("medium", 10_000)):
             compare(kind, int(full * options.scale), options.runs, Path(root, kind))
 

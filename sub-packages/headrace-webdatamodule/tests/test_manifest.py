@@ -44,7 +44,7 @@ from headrace.webdatamodule.shards.index.manifest import (
     kept_columns,
     unfinished_write,
 )
-from headrace.webdatamodule.shards.writing.shard_task import result
+from headrace.webdatamodule.shards.writing.shard_builder import result
 from headrace.webdatamodule.shards.writing.write import save_only_manifest
 from headrace.webdatamodule.utils import pickles_to_tars
 

@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 from shard_server import QUICK, served
 from streams import quietly
 from torch.utils.data import DataLoader
-from written_sets import Samples, by_webdataset, check_whole, contents, inodes, parts, script, some, tars
+from written_sets import (
+    Samples,
+    by_webdataset,
+    check_whole,
+    contents,
+    inodes,
+    parts,
+    script,
+    some,
+    start_processes_at_once,
+    tars,
+)
 
 from headrace.webdatamodule import (
     DamagedShardError,
@@ -47,7 +58,7 @@ from headrace.webdatamodule.shards.index.container import INDEX_VERSION, PACKED_
 from headrace.webdatamodule.shards.remote.shards import most_index_bytes
 from headrace.webdatamodule.shards.writing.pack_files import list_members
 from headrace.webdatamodule.shards.writing.plan import sample_bytes
-from headrace.webdatamodule.shards.writing.shard_task import ShardBuilder
+from headrace.webdatamodule.shards.writing.shard_builder import ShardBuilder
 from headrace.webdatamodule.streaming.stream_sources import Unpacker
 from headrace.webdatamodule.utils import pickles_to_tars
 
@@ -473,7 +484,8 @@ def test_whole_shards_are_kept_by_the_next_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
+def test_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_processes_at_once(monkeypatch)
     for workers in (1, 2):
         write_shards(texts(200), tmp_path / str(workers), n_shards=4, bytes_per_pack=900, workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")

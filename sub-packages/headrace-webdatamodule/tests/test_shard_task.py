@@ -1,6 +1,10 @@
 """The bytes of one shard, and of its members."""
 
+import random
 import tarfile
+import time
+from collections import UserDict, deque
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,15 +16,11 @@ from hypothesis import strategies as st
 from plain_tar import made_by_tarfile, write_tar
 from written_sets import by_webdataset
 
-from headrace.webdatamodule import ShardError, write_tars
+from headrace.webdatamodule import IndexedShards, ShardError, write_shards, write_tars
+from headrace.webdatamodule.shards.index.build import build_index
 from headrace.webdatamodule.shards.writing.pack_files import list_members
-from headrace.webdatamodule.shards.writing.shard_task import (
-    ShardBuilder,
-    ShardFile,
-    check_key,
-    member_bytes,
-    member_endings,
-)
+from headrace.webdatamodule.shards.writing.shard_builder import ShardBuilder, check_key, member_bytes, member_endings
+from headrace.webdatamodule.shards.writing.shard_task import ShardFile
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1)
 SAMPLES = st.dictionaries(
@@ -48,6 +48,60 @@ def test_a_large_member_and_a_long_path_are_what_tarfile_makes_of_them(tmp_path:
     samples = [("d" * 120 + "/ü", {"bin": bytes(3 << 20)}), ("b", {"x": b"1", "y.z": b""})]
     write_tar(tmp_path / "a.tar", samples)
     assert (tmp_path / "a.tar").read_bytes() == made_by_tarfile(samples)
+
+
+def test_samples_in_memory_are_written_as_others_are(tmp_path: Path) -> None:
+    """Those in a list are taken together, others one by one; all of them give the same bytes."""
+    draw = random.Random(0)
+    layouts = [("txt",), ("txt", "cls"), ("seg.png", "x" * 40)]
+    names = [f"{'d' * draw.choice([0, 60, 100])}/{number}".lstrip("/") for number in range(1500)]
+    samples: list[Any] = [
+        (name, {member: draw.randbytes(draw.choice([0, 1, 511, 512, 900])) for member in draw.choice(layouts)})
+        for name in names
+    ]
+    samples[700] = ("others", UserDict({"txt": bytearray(b"12")}))
+    samples[1100] = ("large", {"txt": bytes(2 << 20)})
+    for number, given_samples in enumerate((samples, tuple(samples), deque(samples), iter(samples))):
+        options: dict[str, Any] = {} if number == 3 else {"workers": 1}
+        write_shards(given_samples, tmp_path / str(number), samples_per_shard=600, **options)
+    made = [
+        {path.name: path.read_bytes() for path in sorted((tmp_path / str(number)).glob("*.tar*"))}
+        for number in range(4)
+    ]
+    assert made[0] == made[1] == made[2]
+    plain = [(key, {name: bytes(data) for name, data in sample.items()}) for key, sample in samples]
+    assert [made[0][f"shard-00000{at}.tar"] for at in range(3)] == [
+        made_by_tarfile(plain[500 * at : 500 * at + 500]) for at in range(3)
+    ]
+    assert made[3]["shard-000000.tar"] == made_by_tarfile(plain[:600])
+    for path in tmp_path.glob("*/*.tar"):
+        assert build_index(path.read_bytes()) == Path(f"{path}.hri").read_bytes()
+
+
+def test_a_generator_may_use_its_dictionary_again(tmp_path: Path) -> None:
+    def samples() -> Iterator[tuple[str, dict[str, Any]]]:
+        sample, data = dict[str, Any](), bytearray(b"0")
+        for number in range(9):
+            data[:] = b"%d" % number
+            sample["txt"] = data
+            yield f"s{number}", sample
+
+    write_shards(samples(), tmp_path, samples_per_shard=9)
+    assert [sample["txt"] for sample in IndexedShards(tmp_path)] == [str(number) for number in range(9)]
+
+
+def test_a_sample_that_cannot_be_stored_is_named_soon(tmp_path: Path) -> None:
+    taken = []
+
+    def samples() -> Iterator[tuple[str, dict[str, bytes]]]:
+        for number in range(99):
+            taken.append(number)
+            time.sleep(0.05)
+            yield f"{'a.b' if number == 3 else number}", {"txt": b""}
+
+    with pytest.raises(ShardError, match=r"the sample key 'a\.b' cannot be stored"):
+        write_shards(samples(), tmp_path, samples_per_shard=99)
+    assert len(taken) < 30
 
 
 def test_a_tar_file_without_samples_is_one() -> None:

@@ -16,11 +16,11 @@ from headrace.webdatamodule import DamagedShardError, GroupingError, RefusedMemb
 from headrace.webdatamodule.shards.format.tar import (
     Member,
     Samples,
+    fits_header,
     group,
-    long_ustar_header,
     skip_reason,
     split_name,
-    ustar_header,
+    ustar_headers,
     walk,
 )
 
@@ -432,8 +432,10 @@ def test_members_and_headers_are_what_they_say() -> None:
     names = ("a.b/c", "a/.b", "__a__/b.c", "__a.b")
     assert [skip_reason(one) for one in files(*names)] == ["no extension", "hidden", "meta", ""]
     assert split_name("a.b/c.tar.gz") == ("a.b/c", "tar.gz")
-    header = ustar_header(b"a.txt", sum(b"a.txt"), 8)
+    [header] = ustar_headers([b"a.txt"], [8])
     assert (len(header), header[:6]) == (512, b"a.txt\0")
     assert (header[124:136], header[148:156]) == (b"00000000010\0", b"006715\0 ")
-    assert len(long_ustar_header(b"d" * 90 + b"/" + b"n" * 90, 0) or b"") == 512
-    assert long_ustar_header(b"n" * 101, 0) is None
+    [short, long] = ustar_headers([b"a.txt", b"d" * 90 + b"/" + b"n" * 90], [8, 0])
+    assert short == header
+    assert (long[:100], long[345:500]) == (b"n" * 90 + bytes(10), b"d" * 90 + bytes(65))
+    assert [fits_header(name) for name in (b"n" * 100, b"n" * 101, b"d" * 156 + b"/n")] == [True, False, False]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_tar import made_by_tarfile
-from written_sets import Samples, begun, by_webdataset, group, parts, script, some, tars
+from written_sets import Samples, begun, by_webdataset, group, parts, script, some, start_processes_at_once, tars
 
 from headrace.webdatamodule import (
     IndexedShards,
@@ -27,7 +27,7 @@ from headrace.webdatamodule import (
     verify_shards,
     write_shards,
 )
-from headrace.webdatamodule.shards.format.tar import MOST_MEMBER_BYTES, ustar_header
+from headrace.webdatamodule.shards.format.tar import MOST_MEMBER_BYTES, ustar_headers
 from headrace.webdatamodule.shards.index.build import build_index, fitting_index
 from headrace.webdatamodule.shards.writing.plan import bounds_of
 
@@ -199,7 +199,8 @@ def test_samples_that_no_reader_would_give_back(tmp_path: Path, sample: Any, mes
     refused(tmp_path, sample, message, 1)
 
 
-def test_samples_that_are_refused_in_another_process(tmp_path: Path) -> None:
+def test_samples_that_are_refused_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_processes_at_once(monkeypatch)
     refused(tmp_path, ("a.b", {"x": b""}), "the sample key 'a.b' cannot be stored", 2)
 
 
@@ -213,7 +214,7 @@ def refused(tmp_path: Path, sample: Any, message: str, workers: int) -> None:
 
 def test_members_of_8_gib_are_refused() -> None:
     assert MOST_MEMBER_BYTES == (8 << 30) - 1
-    assert ustar_header(b"a", ord("a"), MOST_MEMBER_BYTES)[124:136] == b"77777777777\0"
+    assert ustar_headers([b"a"], [MOST_MEMBER_BYTES])[0][124:136] == b"77777777777\0"
 
 
 def test_other_bytes_like_members_are_taken(tmp_path: Path) -> None:

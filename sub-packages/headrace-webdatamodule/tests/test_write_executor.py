@@ -26,6 +26,7 @@ from written_sets import (
     group,
     parts,
     some,
+    start_processes_at_once,
     tars,
 )
 
@@ -36,7 +37,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor, None])
-def test_bytes_are_the_same_wherever_they_are_written(tmp_path: Path, kind: Any) -> None:
+def test_bytes_are_the_same_wherever_they_are_written(
+    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_processes_at_once(monkeypatch)
     write_shards(some(50), tmp_path / "a", n_shards=5, workers=1)
     if kind is None:
         write_shards(some(50), tmp_path / "b", n_shards=5, workers=3)
@@ -87,14 +91,51 @@ def test_a_ray_cluster_through_an_executor_of_one_method(tmp_path: Path) -> None
     assert verify_shards(tmp_path / "c") == []
 
 
-def test_a_small_set_starts_no_processes(tmp_path: Path) -> None:
-    write_shards(lambda: some(50), tmp_path, n_shards=5)  # a lambda cannot be sent to one
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_small_set_starts_no_processes(tmp_path: Path, workers: int | None) -> None:
+    write_shards(lambda: some(50), tmp_path, n_shards=5, workers=workers)  # a lambda cannot be sent to one
+
+
+class Slow:
+    """Samples that are made slowly, and sent quickly or hardly at all."""
+
+    def __init__(self, samples: list[Any], sent: float) -> None:
+        self.samples, self.sent = samples, sent
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Any:
+        time.sleep(0.002)
+        return self.samples[number]
+
+    def __getstate__(self) -> dict[str, Any]:
+        time.sleep(self.sent)
+        return vars(self)
+
+
+@pytest.mark.parametrize(("sent", "processes"), [(0.0, 2), (0.2, 1)])
+def test_processes_are_started_only_where_they_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: float, processes: int
+) -> None:
+    monkeypatch.setattr(running, "_TRIAL", 0.0)
+    monkeypatch.setattr(running, "_WORTH", 0.1)
+    started, pool = list[int](), running.pool
+
+    def noted(workers: int) -> Any:
+        started.append(workers)
+        return pool(workers)
+
+    monkeypatch.setattr(running, "pool", noted)
+    write_shards(some(200), tmp_path / "a", n_shards=4, workers=1)
+    write_shards(Slow(some(200), sent), tmp_path / "b", n_shards=4, workers=2)
+    assert started == [2] * (processes - 1)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_a_large_set_starts_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shards(some(50), tmp_path / "a", n_shards=5, workers=1)
-    monkeypatch.setattr(running, "_TRIAL", 0.0)
-    monkeypatch.setattr(running, "_WORTH", 0.0)
+    start_processes_at_once(monkeypatch)
     monkeypatch.setattr(running, "cpus", lambda: 2)
     with pytest.warns(InProcessWarning, match="cannot be sent to other processes"):
         write_shards(lambda: some(50), tmp_path / "b", n_shards=5)
@@ -102,7 +143,10 @@ def test_a_large_set_starts_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
 
 
-def test_samples_that_cannot_be_sent_are_written_here_and_that_is_said(tmp_path: Path) -> None:
+def test_samples_that_cannot_be_sent_are_written_here_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_processes_at_once(monkeypatch)
     with pytest.warns(InProcessWarning, match=r"written in this process; pass a function.*workers=1") as caught:
         write_shards(lambda: some(9), tmp_path, n_shards=3, workers=2)
     assert caught[0].filename == __file__
@@ -168,7 +212,8 @@ def test_a_main_module_that_is_not_guarded_is_named(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "put what starts the work under `if __name__ == '__main__':`" in done.stderr
-    assert tars(tmp_path / "out") == []
+    assert len(tars(tmp_path / "out")) <= 1  # what the first process wrote before it started others
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -30,7 +30,8 @@ from headrace.webdatamodule.shards.format.tar import BLOCK, few_samples, split_n
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.plan import stored_bytes
 from headrace.webdatamodule.shards.writing.sample_sources import Files, FilesOfSample, SampleSource, stamp
-from headrace.webdatamodule.shards.writing.shard_task import KeyedSample, check_key
+from headrace.webdatamodule.shards.writing.shard_builder import check_key
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 KINDS = ("files", "fasta", "lmdb")
 KEYS_FROM = ("number", "id")

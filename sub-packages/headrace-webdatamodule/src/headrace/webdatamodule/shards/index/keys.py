@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from abc import abstractmethod
 from bisect import bisect_left
@@ -154,7 +153,10 @@ def _numbered(keys: Sequence[str]) -> Described | None:
         return None
     prefix, digits, suffix = parts[0]
     first, step = int(digits), int(parts[-1][1]) - int(digits) if len(parts) > 1 else 1
-    if step < 1 or any(map(operator.ne, keys, NumberedKeys(len(keys), prefix, first, step, len(digits), suffix))):
+    if step < 1:
+        return None
+    numbered = NumberedKeys(len(keys), prefix, first, step, len(digits), suffix)
+    if numbered[-1] != keys[-1] or [*numbered.many(range(len(keys)))] != [*keys]:
         return None
     return {"prefix": prefix, "first": first, "step": step, "width": len(digits), "suffix": suffix}, {}
 

@@ -21,19 +21,20 @@ from typing import Any, Never, TypeVar
 
 from tqdm import tqdm
 
+from headrace.webdatamodule.shards.writing.shard_builder import Written
 from headrace.webdatamodule.shards.writing.shard_task import (
     TOGETHER,
     ShardTask,
     TaskGroup,
-    Written,
     remove_parts,
     stop_parts,
     write_each,
 )
 
 _MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
-# Seconds to write in this process first, and seconds of remaining work for which processes are started.
-_TRIAL, _WORTH = 2.0, 10.0
+# Seconds to write in this process first; seconds of remaining work for which processes are started, which takes some
+# seconds; and the share of a sample's time that they may take for it.
+_TRIAL, _WORTH, _GAIN = 2.0, 10.0, 0.8
 
 
 _Result = TypeVar("_Result")
@@ -55,15 +56,14 @@ def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | No
         return _run_there(tasks, executor, prefix)
     count = cpus() if workers is None else workers
     if count < 2 or multiprocessing.current_process().daemon:  # a daemon may not have children
-        return _run_here(tasks, math.inf)
-    # To start processes takes seconds, which a small set is not worth.
-    done = _run_here(tasks, _WORTH) if workers is None else []
+        return _run_here(tasks, math.inf)[0]
+    done, seconds = _run_here(tasks, _WORTH)
     left = tasks[len(done) :]
-    if len(left) > 1:
+    if len(left) > 1 and _is_faster_sent(left[0], seconds, count):
         with pool(min(len(left), count)) as own:
-            if _sendable(left[0], own):
+            if _can_be_received(left[0], own):
                 return done + _run_there(left, own, prefix, _together(len(left), count))
-    return done + _run_here(left, math.inf) if left else done
+    return done + _run_here(left, math.inf)[0] if left else done
 
 
 @contextmanager
@@ -135,15 +135,18 @@ def _end_with_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
-    """Stops early when more than one shard and so many seconds are left, as it seems after the first few."""
+def _run_here(tasks: Sequence[ShardTask], most: float) -> tuple[list[Written], float]:
+    """What was written, and the seconds that a sample took.
+
+    Stops early when more than one shard and so many seconds are left, as it seems after the first few.
+    """
     done: list[Written] = []
-    total, shown = sum(map(len, tasks)), 0
+    total, shown, passed = sum(map(len, tasks)), 0, 0.0
     with progress(total, tasks[0].path.parent) as bar:
         begin = time.monotonic()
 
         def show(samples: int) -> None:
-            nonlocal shown
+            nonlocal shown, passed
             shown += samples
             bar.update(samples)
             passed = time.monotonic() - begin
@@ -153,7 +156,7 @@ def _run_here(tasks: Sequence[ShardTask], most: float) -> list[Written]:
         with contextlib.suppress(_TooSlow):
             for written in write_each(tasks, show):
                 done.append(written)  # noqa: PERF402 - what is done stays when the next one stops
-    return done
+    return done, passed / max(1, shown)
 
 
 def _together(n_tasks: int, workers: int) -> int:
@@ -199,12 +202,23 @@ def _stop(futures: Sequence[Future[Any]], directory: Path, prefix: str, run: str
     remove_parts(directory, prefix, run)
 
 
-def _sendable(task: ShardTask, executor: Executor) -> bool:
+def _is_faster_sent(task: ShardTask, seconds: float, workers: int) -> bool:
+    """Whether several processes write samples faster than this one, where that takes so many seconds for each.
+
+    This process sends all of them; the others receive them, which takes about as long, and write them. Small samples
+    from memory are written in about the time in which they are sent.
+    """
+    begin = time.monotonic()
     try:
-        data = pickle.dumps(task)
+        pickle.dumps(task)
     except Exception as error:  # what cannot be pickled says so in many ways
         return _refused(error)
-    received = executor.submit(_receive, data)
+    sending = (time.monotonic() - begin) / len(task)
+    return max(sending, (2 * sending + seconds) / workers) < _GAIN * seconds
+
+
+def _can_be_received(task: ShardTask, executor: Executor) -> bool:
+    received = executor.submit(_receive, pickle.dumps(task))
     try:
         received.result()
     except BrokenProcessPool as error:

@@ -25,7 +25,8 @@ from headrace.webdatamodule.shards.writing.plan import (
 )
 from headrace.webdatamodule.shards.writing.resume import noted_fingerprint
 from headrace.webdatamodule.shards.writing.sample_sources import Files, FilesOfSample, stamps_fingerprint
-from headrace.webdatamodule.shards.writing.shard_task import KeyedSample, check_key, key_hashes
+from headrace.webdatamodule.shards.writing.shard_builder import check_key, key_hashes
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 from headrace.webdatamodule.shards.writing.write import NEW_COLUMNS, save_only_manifest, write_set
 
 FileSample = tuple[str, FilesOfSample]

@@ -24,13 +24,8 @@ from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, PLAN_VERSION, Manifest, is_plain_name, read_note
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
-from headrace.webdatamodule.shards.writing.shard_task import (
-    MapStyle,
-    Written,
-    check_sample,
-    member_bytes,
-    no_sample,
-)
+from headrace.webdatamodule.shards.writing.shard_builder import Written, check_sample, member_bytes, no_sample
+from headrace.webdatamodule.shards.writing.shard_task import MapStyle
 
 EMPTY = "samples is empty: no shard may be empty, so there is nothing to write"
 ShardSize = tuple[str, int]  # such as ("n_shards", 2)

@@ -13,7 +13,8 @@ from headrace.webdatamodule.shards.index.manifest import NOTE, read_note
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 from headrace.webdatamodule.shards.writing.plan import CURE
-from headrace.webdatamodule.shards.writing.shard_task import MapStyle, ShardBuilder, ShardTask, Written, load, result
+from headrace.webdatamodule.shards.writing.shard_builder import ShardBuilder, Written, result
+from headrace.webdatamodule.shards.writing.shard_task import MapStyle, ShardTask, load
 
 
 def noted_fingerprint(directory: Path, prefix: str) -> str | None:
@@ -52,6 +53,7 @@ def kept(task: ShardTask, hashes: npt.NDArray[np.uint64] | None, *, same: bool) 
 def _is_same(index: ShardIndex, number: int, task: ShardTask, samples: MapStyle) -> bool:
     again = ShardBuilder(str(task.path))
     again.add(*task.sample(samples, task.start + number))
+    again.take()
     [layout] = again.samples.layouts
     start, stop = index.span(number)
     return (

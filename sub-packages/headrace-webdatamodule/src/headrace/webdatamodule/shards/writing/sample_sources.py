@@ -16,7 +16,8 @@ import numpy.typing as npt
 import xxhash
 
 from headrace.webdatamodule.shards.writing.plan import packed_bytes, stored_bytes
-from headrace.webdatamodule.shards.writing.shard_task import KeyedSample, check_sample
+from headrace.webdatamodule.shards.writing.shard_builder import check_sample
+from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 FilesOfSample = dict[str, str]  # {member key: path}
 _TICK = 0.02  # seconds that the clock of a file system may be behind

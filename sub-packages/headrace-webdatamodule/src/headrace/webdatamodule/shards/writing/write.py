@@ -47,16 +47,13 @@ from headrace.webdatamodule.shards.writing.plan import (
     shard_size,
 )
 from headrace.webdatamodule.shards.writing.resume import kept
+from headrace.webdatamodule.shards.writing.shard_builder import Written, check_key, key_hashes
 from headrace.webdatamodule.shards.writing.shard_task import (
-    CHUNK,
     KeyedSample,
     MapStyle,
     Publisher,
     ShardFile,
     ShardTask,
-    Written,
-    check_key,
-    key_hashes,
     load,
     remove_parts,
     unreadable,
@@ -113,7 +110,8 @@ def write_shards(
             None: no packs.
         executor: Runs the tasks: any executor with the interface of `concurrent.futures`, such as `get_executor()` of a
             Dask client; all its workers must see the directory. None: local processes.
-        workers: Number of local processes; 1: this process; None: one for each CPU, unless the set takes only seconds.
+        workers: At most so many local processes; None: one for each CPU; 1: this process. After two seconds in this
+            process, others are started if at least ten more are left, and if samples are sent faster than written.
         prefix: First part of the file names.
         sizes: For `bytes_per_shard`, the bytes of each sample in a tar file, shape [n_samples]: for each member 512
             plus its data padded to a multiple of 512; in a pack its data, its key and about 30 bytes. None: each sample
@@ -257,7 +255,7 @@ def _write_stream(
                     path = folder / f"{plan.prefix}-{len(written):06d}.tar"
                     shard = publisher.begin(path, token, bytes_per_pack)
                 shard.add(key, sample)
-                if shard.builder.pending >= CHUNK:
+                if shard.is_due:
                     shard.flush()
                 count += 1
                 bar.update()
