@@ -142,6 +142,45 @@ def resumed(make: Maker, world: int, state: dict[str, Any]) -> list[Any]:
     return ranks
 
 
+# Batches with their places
+
+
+@every(PLANNED | CURRICULUM | TOKENS | BLOCKS | COUNTED)
+@pytest.mark.parametrize("begun", [0, 2])
+def test_batches_come_with_the_place_behind_each_and_nothing_moves(make: Maker, begun: int) -> None:
+    ranks = ranks_of(make, 3)
+    for one in ranks:
+        one.set_epoch(1)
+    running = [iter(one) for one in ranks]
+    in_steps(running, begun)
+    state = saved(ranks[1])
+    ahead = [list(one.batches_from(state["position"])) for one in ranks]
+    assert saved(ranks[1]) == state
+    assert [[batch.samples for batch in batches] for batches in zip(*ahead, strict=True)] == in_steps(running)
+    assert len({tuple(batch.place for batch in batches) for batches in ahead}) == 1
+    for number, batch in enumerate(ahead[1], 1):
+        rest = ranks[1].batches_from(batch.place)
+        assert [later.samples for later in rest] == [later.samples for later in ahead[1][number:]]
+
+
+@every(PLANNED | CURRICULUM | TOKENS | BLOCKS | COUNTED)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_state_of_a_place_ahead_is_that_of_an_iteration_there(make: Maker, again: bool) -> None:
+    planned, running = make(num_replicas=3, rank=1), make(num_replicas=3, rank=1)
+    if again:  # on other ranks, from the middle of the epoch
+        before = make(num_replicas=2, rank=0)
+        list(islice(before, 3))
+        for one in (planned, running):
+            one.load_state_dict(saved(before))
+    else:
+        planned.set_epoch(1)
+        running.set_epoch(1)
+    states = [planned.state_dict(batch.place) for batch in planned.batches_from()]
+    assert states == [running.state_dict() for _ in running]
+    if again:
+        assert saved(planned) == saved(before)
+
+
 # A step by its number
 
 

@@ -514,7 +514,8 @@ class Run:
         record = self._record.state(epoch, self.position, self._settings())
         place = self.place() if place is None else place
         if place.position != self.position:
-            record = self._record.at(epoch, place.position, self._steps_to(place))
+            begun = self._begun() if self.iteration is None else self
+            record = begun._record.at(epoch, place.position, begun._steps_to(place))
         return {
             "version": planner.version,
             "seed": planner.seed,
@@ -524,6 +525,12 @@ class Run:
             **record,
             **planner.state_of(epoch, place),
         }
+
+    def _begun(self) -> Run:
+        """Return a copy whose next iteration has begun, so that its record holds that, and has delivered nothing."""
+        begun = copy(self)
+        begun._record.begin(self.epoch, self.start.position, self._settings(self.world))
+        return begun
 
     def _steps_to(self, place: Place) -> int:
         """Return how many steps another place of this epoch is behind the current one, negative before it."""
