@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,37 @@ def test_reserved_memory_is_scaled_by_a_few_small_batches_too() -> None:
         warnings.simplefilter("error")
         scaled = estimated.scaled_to(real[[0, 5, 11]])
     assert (np.abs(scaled.reserved / real.reserved - 1) < 0.35).all(), scaled.reserved / real.reserved
+
+
+@pytest.mark.slow
+def test_the_reserved_memory_of_an_estimate_has_the_fragments_of_the_allocator() -> None:
+    shapes = [np.full(n, length) for n in (1, 8, 64) for length in (32, 128)]
+    estimated = estimate_peaks(partial(make_step, 128), shapes)
+    with SimulatedMemory(caching=True) as memory:
+        real = measure_peaks(make_step(128), shapes, memory)
+    assert real.reserved.max() > 5 * real.reserved.min()
+    assert (np.abs(estimated.reserved / real.reserved - 1) < 0.02).all(), estimated.reserved / real.reserved
+    scaled = estimated.scaled_to(real[[0, 1, 3]])
+    assert (np.abs(scaled.reserved / real.reserved - 1) < 0.02).all(), scaled.reserved / real.reserved
+
+
+@pytest.mark.parametrize(
+    ("values", "operator"),
+    [
+        (lambda x: x[x[:, 0] > 0], "nonzero"),
+        (lambda x: x * x.sum().item(), "_local_scalar_dense"),
+        (lambda x: x if x.sum() > 0 else -x, "_local_scalar_dense"),
+    ],
+)
+def test_a_step_that_depends_on_values_is_refused(
+    values: Callable[[torch.Tensor], torch.Tensor], operator: str
+) -> None:
+    def make() -> Callable[[Any], object]:
+        model = torch.nn.Linear(8, 8)
+        return lambda sizes: model(values(torch.ones(len(sizes), 8))).sum().backward()
+
+    with pytest.raises(ValueError, match=f"the step must not depend on values of its tensors.*got aten.{operator}"):
+        estimate_peaks(make, [np.array([4])])
 
 
 @pytest.mark.slow

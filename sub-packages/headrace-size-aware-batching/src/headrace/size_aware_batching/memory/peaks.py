@@ -188,8 +188,8 @@ class Peaks:
     def scaled_to(self, measured: Peaks) -> Peaks:
         """Return estimated peaks, scaled to the level of a few measured peaks.
 
-        Both measured quantities are scaled from the estimated allocated bytes: estimated reserved bytes are whole
-        segments, of which small batches have equally many. Reserved bytes are at least the allocated ones.
+        Reserved bytes follow the scaled allocated ones and the estimated share of fragments, or the allocated ones
+        alone where that is nearer to the measured batches: ``expandable_segments`` leaves hardly any fragments.
 
         Args:
             measured: Peaks of some of these batches, matched by count, largest sizes and sums. They determine
@@ -209,25 +209,31 @@ class Peaks:
         if not pairs:
             raise ValueError("measured must share batches with the estimate, got none: measure some of the same")
         own_rows, measured_rows = (np.array(rows) for rows in zip(*pairs, strict=True))
-        x = self.allocated[own_rows] / 1.0
-        if (times := float(self.allocated.max() / x.max())) > _FAR:
+        if (times := float(self.allocated.max() / self.allocated[own_rows].max())) > _FAR:
             warn(
                 f"the largest estimate is {times:.0f} times the largest measured batch, and a small error there is a "
                 "large one here: measure larger batches, and leave out estimates far beyond the device, as in "
                 "estimated[estimated.allocated < 2 * device_bytes]"
             )
-        scaled: dict[str, Any] = {}
-        for name in ("allocated", "reserved"):
-            y = getattr(measured, name)[measured_rows] / 1.0
-            factor, offset = float((x / y).sum() / ((x / y) ** 2).sum()), 0.0
-            if x.max() >= _SPREAD * x.min():
-                factor, offset = np.linalg.lstsq(np.stack([x / y, 1 / y], axis=1), np.ones(len(x)), rcond=None)[0]
-            scaled[name] = np.rint(factor * self.allocated + offset).astype(np.int64)
-        scaled["reserved"] = np.maximum(scaled["reserved"], scaled["allocated"])
-        return replace(self, **scaled)
+        x, y = self.allocated[own_rows] / 1.0, measured.allocated[measured_rows] / 1.0
+        factor, offset = _factor(x / y), 0.0
+        if x.max() >= _SPREAD * x.min():
+            factor, offset = np.linalg.lstsq(np.stack([x / y, 1 / y], axis=1), np.ones(len(x)), rcond=None)[0]
+        allocated = factor * self.allocated + offset
+        fragments = allocated * (self.reserved / np.maximum(self.allocated, 1))
+        y = measured.reserved[measured_rows] / 1.0
+        fits = [_factor(each[own_rows] / y) * each for each in (fragments, allocated)]
+        errors = [float(((each[own_rows] / y - 1) ** 2).sum()) for each in fits]
+        reserved = np.maximum(fits[errors[1] < errors[0] - 1e-9], allocated)  # both fit a single batch
+        return replace(self, allocated=np.rint(allocated).astype(np.int64), reserved=np.rint(reserved).astype(np.int64))
 
     def _key(self, row: int) -> tuple[float, ...]:
         return (float(self.counts[row]), *self.largest[row].tolist(), *self.sums[row].tolist())
+
+
+def _factor(ratios: NDArray[np.float64]) -> float:
+    """Return the factor that takes ratios of estimates to measured values nearest to 1, by least squares."""
+    return float(ratios.sum() / (ratios**2).sum())
 
 
 def batch_features(sizes: Any) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:

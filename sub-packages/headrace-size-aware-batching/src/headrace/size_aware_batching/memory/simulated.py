@@ -164,10 +164,10 @@ def estimate_peaks(
     """Estimate the peaks of a step without a GPU and without memory: tensors have shapes but no contents.
 
     It runs under torch's ``FakeTensorMode`` on the CPU, which computes nothing, so that a model of any size fits. The
-    estimate counts the tensors, but not the workspaces of kernels, the allocator's rounding and fragments, or the CUDA
-    context. A CPU kernel may save other tensors for the backward pass than a fused GPU kernel. So the estimate gives
-    only the shape of the curve: ``estimate_peaks(...).scaled_to(measured)`` scales it to the level of a few points
-    measured with `measure_peaks`.
+    estimate counts the tensors, and places them as CUDA's caching allocator does, but knows nothing of the workspaces
+    of kernels or the CUDA context. A CPU kernel may save other tensors for the backward pass than a fused GPU kernel.
+    So the estimate gives only the shape of the curve: ``estimate_peaks(...).scaled_to(measured)`` scales it to the
+    level of a few points measured with `measure_peaks`.
 
     Args:
         make_step: Creates the model and the optimizer on the CPU, and returns the step: a function of a batch that
@@ -179,7 +179,10 @@ def estimate_peaks(
         warm_up: As for `measure_peaks`: optimizers allocate their state in the first steps.
 
     Returns:
-        Allocated bytes for each batch; ``reserved`` is the same, in whole segments of 2 MiB.
+        Bytes of the tensors of each batch; ``reserved`` is what a caching allocator holds for them, fragments included.
+
+    Raises:
+        ValueError: If the step depends on values of its tensors.
 
     >>> import numpy as np
     >>> def make_step():
@@ -189,7 +192,11 @@ def estimate_peaks(
     >>> peaks.counts.tolist(), bool(peaks.allocated[1] > peaks.allocated[0] > 8e6)
     ([1, 2], True)
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
+    from torch._subclasses.fake_tensor import (  # slow to import
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorMode,
+    )
 
     class OneMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's own has no annotations
         """Stays the same in deep copies of its tensors, which models make of their layers."""
@@ -197,11 +204,18 @@ def estimate_peaks(
         def __deepcopy__(self, _: Any) -> "OneMode":
             return self
 
-    memory = SimulatedMemory()
+    memory = SimulatedMemory(caching=True)
     # Of oneDNN's LSTM nothing is seen but the result; without oneDNN it takes single operators, as other models do.
     without_one_dnn = torch.backends.mkldnn.flags(enabled=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # of the flags that it sets besides
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own deepcopy does
-        with without_one_dnn, OneMode(), memory:
-            return measure_peaks(make_step(), batches, memory, sizes_of=sizes_of, warm_up=warm_up)
+        try:
+            with without_one_dnn, OneMode(), memory:
+                return measure_peaks(make_step(), batches, memory, sizes_of=sizes_of, warm_up=warm_up)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise ValueError(
+                f"the step must not depend on values of its tensors, such as .item(), masks or nonzero(), got "
+                f"{error.func}: take a shape that the values cannot change (for a mixture of experts, the same number "
+                "of tokens for each), or measure the step with measure_peaks"
+            ) from error
