@@ -4,7 +4,7 @@ import copy
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice, pairwise
 from typing import Any
@@ -499,7 +499,7 @@ def test_wrong_arguments_are_named() -> None:
         sampler.exclude(["key"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="number must be"):
         sampler.step(-1)
-    with pytest.raises(ValueError, match="rank must be"):
+    with pytest.raises(ValueError, match="rank of step 1 must be"):
         sampler.step(1, rank=2)
     with pytest.raises(ValueError, match="steps must be"):
         sampler.skip(0)
@@ -524,3 +524,41 @@ def test_a_state_stays_small() -> None:
         sampler.exclude([changes])
     sampler.skip(1)
     assert len(json.dumps(sampler.state_dict())) < 4096
+
+
+class AlwaysAlike:
+    """A sampler that looks the same whatever its data: it lists what it has."""
+
+    fingerprint = "listed"
+
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch = count, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.default_rng(self.epoch).permutation(self.count).tolist())
+
+
+def test_a_listed_order_grows_at_the_beginning_of_an_epoch_alone() -> None:
+    def make(count: int) -> DistributedSizeAwareBatchSampler:
+        return DistributedSizeAwareBatchSampler(SIZES[:count], 300, sampler=AlwaysAlike(count), num_replicas=1, rank=0)
+
+    old = make(len(SIZES) - 20)
+    rest = iter(old)
+    next(rest)
+    inside = old.state_dict()
+    new = make(len(SIZES))
+    for state in (inside, old.state_dict(position=len(SIZES) - 20)):
+        with pytest.raises(ValueError, match=r"accept=\{'data'\} needs a state of the beginning of an epoch"):
+            new.load_state_dict(state, accept={"data"})
+    steps = [[next(rest)] for _ in range(3)]
+    old.set_epoch(1)
+    new.load_state_dict(old.state_dict(), accept={"data"})
+    assert sorted(index for batch in new for index in batch) == list(range(len(SIZES)))
+    with pytest.raises(ValueError, match=r"before the data grew, as a Weighted.*, got AlwaysAlike: look"):
+        new.step(len(steps))

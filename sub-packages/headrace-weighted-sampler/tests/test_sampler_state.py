@@ -1,5 +1,6 @@
 """States of the sampler, and resuming in the places where PyTorch users put it."""
 
+import json
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -28,7 +29,9 @@ def test_the_state_is_a_few_plain_values() -> None:
         "epoch": int,
         "position": int,
         "fingerprint": str,
+        "mixture": dict,
     }
+    assert json.loads(json.dumps(GOOD)) == GOOD
     load({**GOOD})
 
 

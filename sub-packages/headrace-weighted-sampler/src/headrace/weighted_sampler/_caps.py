@@ -20,7 +20,8 @@ def cap_passes(spec: MixtureSpec, max_passes: Mapping[Any, int] | None, seed: in
     limits = _limits(spec, max_passes)
     stages: list[Stage] = []
     requested, weights, left = [], [], []
-    gone: set[int] = set()
+    first = spec.growth.first if spec.growth else [0] * len(spec.sources.parts)
+    gone = {source for source, limit in limits.items() if first[source] >= limit}
     axes: list[TokenAxis] = []
     for number, scheduled in enumerate(spec.stages):
         start, end = scheduled.start, next((stage.start for stage in spec.stages[number + 1 :]), MAX_POSITION)
@@ -58,7 +59,7 @@ def _limits(spec: MixtureSpec, max_passes: object) -> dict[int, int]:
         raise ValueError("max_passes is not for stopping='drop_exhausted', which draws each sample once per epoch")
     if spec.sources.members is not None:
         raise ValueError("max_passes needs weights of datasets or ranges, got one weight per sample")
-    places = _places(spec.sources)
+    places = places_of(spec.sources)
     limits = {}
     for key, passes in max_passes.items():
         if key not in places:
@@ -71,7 +72,7 @@ def _limits(spec: MixtureSpec, max_passes: object) -> dict[int, int]:
     return {source: limit for source, limit in limits.items() if limit}
 
 
-def _places(sources: WeightedSources) -> dict[Any, int]:
+def places_of(sources: WeightedSources) -> dict[Any, int]:
     """The number of each source, by the key under which its weight is given."""
     if sources.by_range:
         return {bounds: place for place, bounds in enumerate(sources.ranges)}

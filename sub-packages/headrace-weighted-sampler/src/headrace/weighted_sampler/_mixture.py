@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.weighted_sampler._arguments import MAX_POSITION
+from headrace.weighted_sampler._growth import Growth, source_epochs
 from headrace.weighted_sampler._interleave import Assignment, Interleave, by_source
-from headrace.weighted_sampler._permutation import Indices, SourceEpochs
+from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler.schedule import Stage, stage_at, stages_before
 
-DRAWS, STREAMS, DEALS = 1, 3, 4  # purposes of derived keys
+STREAMS, DEALS = 3, 4  # purposes of derived keys
 
 
 # -- The sequence --------------------------------------------------------------------------------------------------
@@ -26,7 +27,7 @@ class Mixture:
     """Sources by position, for the stages of a schedule.
 
     With a ``key``, sources come at random places (see ``Interleave``). With ``every_epoch`` the stages' positions count
-    from the beginning of each epoch.
+    from the beginning of each epoch. ``first`` has the draws of each source before the first stage, 0 by default.
 
     >>> mixture = Mixture([Stage(0, (2, 1))], epoch_length=6, seed=0)
     >>> {source: sorted(draws.tolist()) for source, where, draws in mixture.assign(1, np.arange(6))}
@@ -41,6 +42,7 @@ class Mixture:
         *,
         key: int | None = None,
         every_epoch: bool = False,
+        first: Sequence[int] | None = None,
     ) -> None:
         self.stages = tuple(stages)
         self.epoch_length = epoch_length
@@ -49,7 +51,7 @@ class Mixture:
         self._sequences = [Interleave(stage.weights, key) for stage in stages]
         self._every_epoch = every_epoch
         ends = [stage.start for stage in self.stages[1:]] + [epoch_length] * every_epoch
-        self._bases = [np.zeros(self.num_sources, np.int64)]  # each source's draws before each stage
+        self._bases = [np.array(first or [0] * self.num_sources, np.int64)]  # each source's draws before each stage
         for number, end in enumerate(ends):
             self._bases.append(self._counts(number, end))
 
@@ -190,28 +192,30 @@ class SourceOrder(Protocol):
         """Each source's draws before a position of a stage, or before its end."""
 
 
-def source_epochs(seed: int, ranges: Sequence[tuple[int, int]]) -> list[SourceEpochs]:
-    """The passes over each source; the bounds are in the keys, so that other sources change nothing."""
-    begins, ends = np.array(ranges, np.uint64).T
-    keys = fold_in(seed, DRAWS, begins, ends).tolist()
-    return [SourceEpochs(end - begin, key) for (begin, end), key in zip(ranges, keys, strict=True)]
-
-
 class SampleOrder:
     """Dataset indices at any position of a mixture; ``ranges`` refer to indices, or to places in ``members``.
 
-    A pure function of its arguments; the tables cached between calls only make it faster.
+    A pure function of its arguments; the tables cached between calls only make it faster. ``growth`` says where the
+    sources grew; the order before that is another mixture's.
     """
 
-    def __init__(self, mixture: SourceOrder, ranges: Sequence[tuple[int, int]], members: Indices | None) -> None:
+    def __init__(
+        self,
+        mixture: SourceOrder,
+        ranges: Sequence[tuple[int, int]],
+        members: Indices | None,
+        growth: Growth | None = None,
+    ) -> None:
         self.mixture = mixture
         self._ranges = tuple(ranges)
         self._members = members
-        self._source_epochs = source_epochs(mixture.seed, self._ranges)
+        self._growth = growth
+        self._source_epochs = source_epochs(mixture.seed, self._ranges, growth)
         self.block = max(_BLOCK, _BLOCK_PER_SOURCE * mixture.num_sources)  # the best number to compute at a time
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """Return the dataset indices at ascending positions of an epoch, shape ``[m]``."""
+        self._refuse_before(epoch)
         found = np.empty(len(positions), np.int64)
         for source, where, draws in self.mixture.assign(epoch, positions):
             found[where] = self._source_epochs[source](draws) + self._ranges[source][0]
@@ -219,6 +223,7 @@ class SampleOrder:
 
     def dealt(self, epoch: int, begins: Indices, length: int, places: Indices) -> Indices:
         """Return one dataset index of each stretch of positions; see ``Mixture.assign_places``."""
+        self._refuse_before(epoch)
         found = np.empty(len(begins), np.int64)
         for source, where, draws in self.mixture.assign_places(epoch, begins, length, places):
             found[where] = self._source_epochs[source](draws) + self._ranges[source][0]
@@ -232,8 +237,16 @@ class SampleOrder:
             found[low - start : high - start] = self.at(epoch, np.arange(low, high))
         return found
 
+    def _refuse_before(self, epoch: int) -> None:
+        if self._growth is not None and epoch < self._growth.epoch:
+            raise ValueError(
+                f"epoch must be at least {self._growth.epoch}, where the data of this mixture grew, got {epoch}: "
+                "construct a mixture anew to begin before that"
+            )
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_source_epochs": source_epochs(self.mixture.seed, self._ranges)}  # without the tables
+        passes = source_epochs(self.mixture.seed, self._ranges, self._growth)  # without the tables
+        return {**self.__dict__, "_source_epochs": passes}
 
 
 class StreamOrder:

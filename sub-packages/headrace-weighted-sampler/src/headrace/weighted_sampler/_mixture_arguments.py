@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_choice, shown
+from headrace.weighted_sampler._growth import Growth, source_epochs
 from headrace.weighted_sampler._interleave import MAX_SOURCES
-from headrace.weighted_sampler._mixture import Mixture, SampleOrder, SourceOrder, source_epochs
+from headrace.weighted_sampler._mixture import Mixture, SampleOrder, SourceOrder
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._sources import Sources, hugging_face_identity, is_one_shot
@@ -35,6 +36,7 @@ from headrace.weighted_sampler.schedule import (
     StreamSchedule,
     parse_schedule,
     parse_source_schedule,
+    stage_at,
     still_drawn,
 )
 from headrace.weighted_sampler.weights import (
@@ -76,17 +78,30 @@ class MixtureSpec:
     tokens: Indices | None = None  # of each sample, in equal parts of a token; None if shares refer to samples
     drops: bool = False  # whether each source is drawn once an epoch and then dropped
     leaving: tuple[Leaving, ...] = ()  # sources that leave after their last pass
+    growth: Growth | None = None  # where the data grew; the stages begin there
 
     def order(self, seed: int) -> SampleOrder:
         """Build the sequence of samples for a seed."""
         ranges = self.sources.ranges
+        first = None if self.growth is None or self.drops else self.growth.first
         mixture: SourceOrder
         if self.tokens is None or self.drops:
-            mixture = Mixture(self.stages, self.epoch_length, seed, every_epoch=self.drops)
+            mixture = Mixture(self.stages, self.epoch_length, seed, every_epoch=self.drops, first=first)
         else:
             tokens = [self.tokens[begin:end] for begin, end in ranges]
-            mixture = TokenMixture(self.stages, self.epoch_length, seed, tokens, source_epochs(seed, ranges))
-        return SampleOrder(mixture, ranges, self.sources.members)
+            passes = source_epochs(seed, ranges, self.growth)
+            mixture = TokenMixture(self.stages, self.epoch_length, seed, tokens, passes, first)
+        return SampleOrder(mixture, ranges, self.sources.members, self.growth)
+
+    def grown(self, growth: Growth | None) -> "MixtureSpec":
+        """Return the same mixture from where its data grew: its stages begin there."""
+        if growth is None or self.drops:
+            return replace(self, growth=growth)
+        begin = growth.epoch * self.epoch_length
+        number = stage_at(self.stages, begin)
+        stages = (Stage(begin, self.stages[number].weights), *self.stages[number + 1 :])
+        requested, weights = self.requested[number:], self.weights[number:]
+        return replace(self, growth=growth, stages=stages, requested=requested, weights=weights)
 
     def identity(self) -> object:
         """Plain values that identify the shares beyond the weights and the sources."""

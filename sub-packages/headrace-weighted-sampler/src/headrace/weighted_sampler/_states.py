@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from headrace.weighted_sampler._arguments import SEED_BOUND, listed, short
@@ -23,6 +23,26 @@ def data_identity(dataset: object) -> object:
         return str(own)
     parts = getattr(dataset, "datasets", None)  # of a ConcatDataset
     return [data_identity(part) for part in parts] if isinstance(parts, (list, tuple)) else None
+
+
+def prefix_identity(dataset: object, ends: Sequence[int]) -> object:
+    """Return the ``data_identity`` that a dataset had before it grew; None where it cannot say it.
+
+    Args:
+        dataset: With its present samples.
+        ends: Ends of the parts that it had, of a concatenation; of any other dataset its number of samples.
+    """
+    length = ends[-1] if ends else 0
+    own = getattr(dataset, "fingerprint", None)
+    if isinstance(own, (str, int)):
+        if length == len(dataset):  # type: ignore[arg-type]  # a dataset has a length
+            return str(own)
+        of = getattr(dataset, "prefix_fingerprint", None)
+        return of(length) if callable(of) else None
+    parts = getattr(dataset, "datasets", None)
+    if not isinstance(parts, (list, tuple)):
+        return None
+    return [prefix_identity(part, [end - begin]) for part, begin, end in zip(parts, [0, *ends], ends, strict=False)]
 
 
 def check_state(

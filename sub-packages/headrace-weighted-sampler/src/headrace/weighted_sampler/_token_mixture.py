@@ -445,6 +445,7 @@ class TokenMixture:
         seed: Of the passes.
         sizes: The tokens of each source's samples.
         epochs: The passes over each source.
+        first: Draws of each source before the first stage; by default 0.
 
     >>> sizes = [np.array([3, 3]), np.array([1])]
     >>> passes = [SourceEpochs(2, 0), SourceEpochs(1, 0)]
@@ -460,6 +461,7 @@ class TokenMixture:
         seed: int,
         sizes: Sequence[Indices],
         epochs: Sequence[SourceEpochs],
+        first: Sequence[int] | None = None,
     ) -> None:
         self.stages = tuple(stages)
         self.epoch_length = epoch_length
@@ -468,6 +470,7 @@ class TokenMixture:
         self.axes = [TokenAxis(own, passes) for own, passes in zip(sizes, epochs, strict=True)]
         for stage in self.stages:
             self._refuse_uneven(stage.weights)
+        self._first = np.array(first or [0] * self.num_sources, np.int64)
         self._begun: list[TokenStage] = []  # built when they are reached: the earlier ones' sizes have to be cumulated
 
     def _refuse_uneven(self, weights: Sequence[int]) -> None:
@@ -540,7 +543,7 @@ class TokenMixture:
         return self._begun[number]
 
     def _begin_stage(self, number: int) -> None:
-        first, errors = np.zeros(self.num_sources, np.int64), [0] * self.num_sources
+        first, errors = self._first, [0] * self.num_sources
         if number:
             first = self._counts(self.stages[number].start, number - 1)
             errors = list(map(round, self.ahead(number - 1, first)))

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from headrace.weighted_sampler._arguments import MAX_POSITION
-from headrace.weighted_sampler._mixture import SampleOrder, source_epochs
+from headrace.weighted_sampler._growth import source_epochs
+from headrace.weighted_sampler._mixture import SampleOrder
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._shared.display import bars, html, never_raises
@@ -355,7 +356,7 @@ class RunCounts:
             self._axes = order.mixture.axes
         elif sizes is not None:
             ranges = spec.sources.ranges
-            passes = source_epochs(order.mixture.seed, ranges)
+            passes = source_epochs(order.mixture.seed, ranges, spec.growth)
             self._axes = [TokenAxis(sizes[slice(*own)], epochs) for own, epochs in zip(ranges, passes, strict=True)]
 
     def draws(self, position: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations  # help() shows the names of types, not the u
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from fractions import Fraction
 from functools import partial
@@ -17,25 +17,36 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, shown
 from headrace.weighted_sampler._caps import cap_passes
+from headrace.weighted_sampler._growth import Growth, changed, grown
 from headrace.weighted_sampler._mixture import DEALS
-from headrace.weighted_sampler._mixture_arguments import parse_mixture
+from headrace.weighted_sampler._mixture_arguments import MixtureSpec, parse_mixture
 from headrace.weighted_sampler._permutation import Indices, below
+from headrace.weighted_sampler._recorded_mixture import arguments_of, plain_weights, recorded_mixture
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.cursor import EpochCursor
 from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._shared.keywords import explains_keywords
 from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, refuse_sharding_again
-from headrace.weighted_sampler._states import DIGEST_DIGITS, check_fingerprint, check_state, data_identity, digest
+from headrace.weighted_sampler._states import (
+    DIGEST_DIGITS,
+    check_fingerprint,
+    check_keys,
+    check_state,
+    data_identity,
+    digest,
+    prefix_identity,
+)
 from headrace.weighted_sampler.plotting import plot_run
 from headrace.weighted_sampler.report import MixtureReport, mixture_report
 from headrace.weighted_sampler.schedule import Schedule
-from headrace.weighted_sampler.weights import Weight, Weights, is_by_range
+from headrace.weighted_sampler.weights import Weight, WeightedSources, Weights, is_by_range, plain_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VERSION = 3  # of the state; raised where equal arguments give another order
+DATA = "data"  # samples that were appended
 _LENGTH_DIGITS = 12
 _FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # its fraction, times 2**64
@@ -51,6 +62,7 @@ class State(TypedDict):
         epoch: The epoch of ``position``.
         position: Number of samples of the epoch's global sequence that all ranks together have consumed.
         fingerprint: Fingerprint of the data, the options and the seed.
+        mixture: The sources and their weights, as ``WeightedDistributedSampler.mixture`` has them.
     """
 
     version: int
@@ -58,6 +70,7 @@ class State(TypedDict):
     epoch: int
     position: int
     fingerprint: str
+    mixture: dict[str, Any] | None
 
 
 class _Iteration:
@@ -192,6 +205,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self.shuffle = True
         self._schedule = schedule
         self._max_passes = max_passes
+        self._sizes = None if sizes is None else cast("ArrayLike", plain_array("sizes", sizes))
+        self._growth: Growth | None = None
         self._parse = partial(
             parse_mixture,
             "weights" if weight_dict is None else "weight_dict",
@@ -201,10 +216,22 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             epoch_length=epoch_length,
             temperature=temperature,
             per=per,
-            sizes=sizes,
+            sizes=self._sizes,
             stopping=stopping,
         )
-        self._plan([])
+        spec = self._parse(schedule=schedule)
+        self._plan([], spec)
+        self._data = digest(data_identity(dataset), spec.sources.identity())
+        self._recorded = recorded_mixture(
+            spec,
+            data=self._data,
+            semantics=semantics,
+            temperature=temperature,
+            per=per,
+            stopping=stopping,
+            max_passes=max_passes,
+            drop_last=self.drop_last,
+        )
         self._cursor = EpochCursor()  # its iterations track their positions themselves
         self._skip: tuple[int, int] | None = None  # (batches, batch size) of set_skip_batches
 
@@ -329,6 +356,128 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return self._order.between(self.epoch, checked_int("start", start, 0, stop), stop)
 
     @property
+    def mixture(self) -> dict[str, Any] | None:
+        """What makes the order again, in JSON: the sources' ranges, weights and schedule, without ``reweights``.
+
+        None with one weight per sample. States hold it, so that steps of a run whose data grew can be looked up. Set
+        to what `continuing` or `grown` returned, the mixture continues from where its data grew.
+
+        >>> WeightedDistributedSampler(range(100), {(0, 50): 1, (50, 100): 0.3}).mixture["weights"]
+        [1, '3/10']
+        """
+        if self._recorded is None:
+            return None
+        return {**self._recorded, "growth": None if self._growth is None else self._growth.plain()}
+
+    @mixture.setter
+    def mixture(self, mixture: Mapping[str, Any] | None) -> None:
+        if mixture is None or not self._has_sources_of(mixture):
+            if mixture is None and self._recorded is None:
+                return
+            raise ValueError(
+                "mixture must be of the sources of this sampler: set what continuing() or grown() returned"
+            )
+        growth = Growth.of(mixture["growth"], self._spec.sources.ranges)
+        if growth != self._growth:
+            self._growth = growth
+            self._plan([])
+
+    @classmethod
+    def from_mixture(
+        cls, mixture: Mapping[str, Any], seed: int = 0, sizes: ArrayLike | None = None
+    ) -> WeightedDistributedSampler:
+        """Return a sampler, for one rank, of the `mixture` that a state holds; the dataset is not needed.
+
+        Args:
+            mixture: As `mixture` returns it.
+            seed: Of the sampler.
+            sizes: With ``per="token"``, the tokens of each sample; more are allowed, as data grow.
+
+        Raises:
+            ValueError: If the mixture was changed, or sizes are missing.
+
+        >>> sampler = WeightedDistributedSampler(range(30), {(0, 10): 2, (10, 30): 1}, seed=4)
+        >>> WeightedDistributedSampler.from_mixture(sampler.mixture, seed=4).fingerprint == sampler.fingerprint
+        True
+        """
+        arguments = arguments_of(mixture)
+        by_token = mixture["per"] == "token"
+        if by_token and (sizes is None or len(np.asarray(sizes)) < mixture["length"]):
+            raise ValueError(f"sizes must be the tokens of {mixture['length']} samples, as the mixture is by tokens")
+        arguments["sizes"] = np.asarray(sizes)[: mixture["length"]] if by_token else None
+        try:
+            made = WeightedDistributedSampler(**arguments, seed=seed, num_replicas=1, rank=0)
+            made._data = str(mixture["data"])
+            made.mixture = mixture
+        except (TypeError, OverflowError) as error:
+            raise changed(error) from error
+        made._recorded = {**made._recorded, "data": made._data} if made._recorded else None
+        return made
+
+    def at_mixture(self, mixture: Mapping[str, Any] | None) -> WeightedDistributedSampler:
+        """Return a copy whose order is that of a `mixture` which a state holds: of the same data, or before they grew.
+
+        Its changes by `reweights` are none. Nothing is compared but the sources.
+        """
+        if mixture is None or {**mixture, "growth": None} == {**(self._recorded or {}), "growth": None}:
+            made = copy(self)
+            made.reweights, made.mixture = [], mixture
+            return made
+        made = self.from_mixture(mixture, self.seed, self._sizes)
+        made._ranks = self._ranks
+        return made
+
+    def continuing(self, mixture: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return this `mixture` as it continues that of a state: from where its data grew last.
+
+        None if its sources are others.
+        """
+        if self._recorded is None or mixture is None or not self._has_sources_of(mixture):
+            return None
+        return {**self._recorded, "growth": mixture["growth"]}
+
+    def grown(self, mixture: Mapping[str, Any], epoch: int, reweights: Sequence[Sequence[Any]] = ()) -> dict[str, Any]:
+        """Return this `mixture` as it continues that of a state, whose data have grown at the beginning of an epoch.
+
+        Args:
+            mixture: That the state holds.
+            epoch: The first one with the present data.
+            reweights: Changes of the weights that the state holds; they end there.
+
+        Raises:
+            ValueError: If the sources are not those of the state, with more samples behind them, or more sources.
+        """
+        before = self.at_mixture(mixture)
+        before.reweights = reweights
+        old, new = before._spec.sources, self._spec.sources
+        if self._recorded is None or not _are_prefixes(old, new):
+            raise ValueError(
+                "accept={'data'} needs the sources of the state, of which only the last one may have more samples, and "
+                f"others behind them, got ranges {_some(new.ranges)} for {_some(old.ranges)}: give new samples of an "
+                "earlier source as a source of their own behind the others"
+            )
+        ends = [end for _, end in old.ranges] if not old.by_range else [before._spec.length]
+        same = digest(prefix_identity(self.dataset, ends), old.identity())
+        if same != before._data:
+            raise ValueError(
+                f"accept={{'data'}} needs data whose first {before._spec.length:,} samples are those of the state, got "
+                "others, or a dataset with a fingerprint and without prefix_fingerprint(n_samples), which cannot say it"
+            )
+        drawn = before._order.mixture.draws_before(epoch)
+        growth = grown(before._growth, old.ranges, new.ranges, drawn, epoch, self.seed)
+        return {**self._recorded, "growth": growth.plain()}
+
+    def _has_sources_of(self, mixture: Mapping[str, Any]) -> bool:
+        """Whether a recorded mixture has the same sources."""
+        try:
+            ranges = [(begin, end) for begin, end in mixture["ranges"]]
+            same: bool = ranges == self._spec.sources.ranges and mixture["length"] == self._spec.length
+            mixture["growth"]
+        except (LookupError, TypeError, ValueError) as error:
+            raise changed(error) from error
+        return same and self._recorded is not None
+
+    @property
     def reweights(self) -> list[list[Any]]:
         """Changes of the weights that a batch sampler made in mid-run; its states store them.
 
@@ -382,7 +531,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         given = self._by_source(weights) if isinstance(weights, list) and self._are_plain(weights) else weights
         *_, stage = self._parse(schedule=[(position, given)], named="reweight").weights
         kept = [one for one in self._reweights if one[0] < position]
-        return [*kept, [position, [w.numerator if w.denominator == 1 else str(w) for w in stage]]]
+        return [*kept, [position, plain_weights(stage)]]
 
     def _are_plain(self, weights: list[Any]) -> bool:
         """Whether weights are as `reweights` has them: one for each source."""
@@ -396,7 +545,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         ]
         return dict(zip(keys, map(Fraction, weights), strict=True))
 
-    def _plan(self, reweights: list[list[Any]]) -> None:
+    def _plan(self, reweights: list[list[Any]], spec: MixtureSpec | None = None) -> None:
         """Work out the stages of the schedule and of the changes in mid-run; where one is refused, nothing changes."""
         schedule: Schedule = self._schedule
         if reweights:
@@ -404,7 +553,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             kept = [one for one in schedule if one[0] not in positions]
             changes = [(position, self._by_source(own)) for position, own in reweights]
             schedule = sorted([*kept, *changes], key=lambda one: one[0])
-        self._spec = cap_passes(self._parse(schedule=schedule), self._max_passes, self.seed)
+        spec = (spec or self._parse(schedule=schedule)).grown(self._growth)
+        self._spec = cap_passes(spec, self._max_passes, self.seed)
         self._reweights, self._order = reweights, self._spec.order(self.seed)
         self._fingerprints: dict[int, str] = {}  # by the number of stages that they cover
 
@@ -503,9 +653,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             epoch=self.epoch,
             position=position,
             fingerprint=self._fingerprint_of(self._order.mixture.stages_before(self.epoch, position)),
+            mixture=self.mixture,
         )
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state: the next iteration yields the rest of its epoch. Nothing is replayed.
 
         The number of ranks may differ from that of the saved run; every rank then takes its part of the rest. After a
@@ -515,27 +666,42 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
         Args:
             state_dict: The result of ``state_dict``.
+            accept: ``{"data"}`` accepts data that grew, by samples of the last source or by sources behind it.
+                The state must be of the beginning or the end of an epoch. From there on the weights and options of this
+                sampler hold. A pass that is under way ends with the old samples; later passes have all of them.
 
         Raises:
             TypeError: If ``state_dict`` is not a mapping, or a value has the wrong type.
-            ValueError: If ``state_dict`` was saved with another seed, another dataset or other options.
+            ValueError: If ``state_dict`` was saved with another seed, another dataset or other options, or grown data
+                are accepted inside an epoch.
         """
-        check_state(type(self).__name__, state_dict, State.__required_keys__, VERSION, self.seed, _FINGERPRINT)
+        if isinstance(accept, str) or not set(accept) <= {DATA}:
+            raise ValueError(f"accept must hold the names of what may differ, here {{'data'}}, got {shown(accept)}")
+        name, keys = type(self).__name__, State.__required_keys__
+        check_state(name, state_dict, keys - {"mixture"}, VERSION, self.seed, _FINGERPRINT)
+        check_keys("state", state_dict, keys, name)
         epoch = checked_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
         position = checked_int("state['position']", state_dict["position"], 0)
-        own = self._fingerprint_of(self._order.mixture.stages_before(epoch, min(position, self.epoch_length)))
-        saved = state_dict["fingerprint"]
-        faults = {
-            "length": f"a dataset of {int(saved[:_LENGTH_DIGITS], 16)} samples, this one has {self._spec.length}",
-            "data": "other data: the dataset's fingerprint or the sources' ranges differ",
-            "options": "other options: weights, semantics, sizes, epoch_length, drop_last or an earlier part of the "
-            "schedule differ",
-        }
-        check_fingerprint(saved, own, _FINGERPRINT, faults)
+        saved, recorded = state_dict["fingerprint"], state_dict["mixture"]
+        now = self.at_mixture(self.continuing(recorded) or self.mixture)
+        if DATA in accept and recorded is not None and not self._has_sources_of(recorded):
+            before = self.at_mixture(recorded)
+            _check_fingerprint(saved, before, epoch, position)
+            if position not in (0, before.epoch_length):
+                raise ValueError(
+                    "accept={'data'} needs a state of the beginning or the end of an epoch, got "
+                    f"position={position} of {before.epoch_length}: resume with the data of the state, and let them "
+                    "grow at the end of its epoch"
+                )
+            now.mixture = self.grown(recorded, epoch + (position > 0))
+            position = now.epoch_length if position else 0
+        else:
+            _check_fingerprint(saved, now, epoch, position)
         checked_int("state['position']", position, 0, self.epoch_length)
         latest = self._cursor.iteration
         if self._cursor.resume(epoch, position):
             self._skip = None
+            self.mixture = now.mixture
             if latest is not None:
                 latest.left_at = latest.position()
 
@@ -621,12 +787,12 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     def _fingerprint_of(self, stages: int) -> str:
         if stages not in self._fingerprints:
-            length, sources = self._spec.length, self._spec.sources.identity()
             weights = [(stage.start, stage.weights) for stage in self._spec.stages[:stages]]
+            growth = [] if self._growth is None else [self._growth]
             self._fingerprints[stages] = (
-                f"{length:0{_LENGTH_DIGITS}x}"
-                + digest(data_identity(self.dataset), sources)
-                + digest(weights, self.epoch_length, self.seed, self.drop_last, self._spec.identity())
+                f"{self._spec.length:0{_LENGTH_DIGITS}x}"
+                + self._data
+                + digest(weights, self.epoch_length, self.seed, self.drop_last, self._spec.identity(), *growth)
             )
         return self._fingerprints[stages]
 
@@ -640,6 +806,33 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._order = self._spec.order(self.seed)  # its tables need not travel
+
+
+def _check_fingerprint(saved: str, own: WeightedDistributedSampler, epoch: int, position: int) -> None:
+    """Refuse the fingerprint of a state that a sampler would not have saved there."""
+    stages = own._order.mixture.stages_before(epoch, min(position, own.epoch_length))
+    faults = {
+        "length": f"a dataset of {int(saved[:_LENGTH_DIGITS], 16)} samples, this one has {own._spec.length}",
+        "data": "other data: the dataset's fingerprint or the sources' ranges differ",
+        "options": "other options: weights, semantics, sizes, epoch_length, drop_last or an earlier part of the "
+        "schedule differ",
+    }
+    check_fingerprint(saved, own._fingerprint_of(stages), _FINGERPRINT, faults)
+
+
+def _are_prefixes(old: WeightedSources, new: WeightedSources) -> bool:
+    """Whether sources are others with more samples behind them, and more sources."""
+    if old.by_range != new.by_range or new.members is not None or len(old.parts) > len(new.parts):
+        return False
+    ends = dict(new.ranges) if new.by_range else {}
+    pairs = [(begin, ends.get(begin, -1)) for begin, _ in old.ranges] if new.by_range else new.ranges
+    return all(
+        begin == other and end <= other_end for (begin, end), (other, other_end) in zip(old.ranges, pairs, strict=False)
+    )
+
+
+def _some(ranges: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(map(str, ranges[:5])) + ", ..." * (len(ranges) > 5)
 
 
 def _is_plain(weight: object) -> bool:

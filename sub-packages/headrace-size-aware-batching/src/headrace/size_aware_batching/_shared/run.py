@@ -23,7 +23,7 @@ from .ranks import Mesh, Ranks, process_group
 from .record import Part, RunRecord
 
 DRAWS = 1024  # the weights of a mixture change at multiples of this
-Settings = Mapping[str, Any]  # as the record has them: n, options, exclude, reweight
+Settings = Mapping[str, Any]  # as the record has them: n, options, exclude, mixture, reweight
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class History:
 
 class Order(Protocol):
     """The order of a user's sampler, as a run handles it; `NoSampler` stands for none."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a sampler."""
 
     @property
     def epoch_length(self) -> int:
@@ -64,8 +68,14 @@ class Order(Protocol):
     def reweighted(self, weights: Any, draw: int, /) -> list[Any]:
         """Return the changes of a mixture's weights, with another one from a draw on."""
 
-    def set_reweights(self, changes: list[Any], /) -> None:
-        """Give the mixture these changes of its weights."""
+    def continuing(self, recorded: Settings, /) -> dict[str, Any]:
+        """Return the settings of the mixture as it continues one of recorded settings."""
+
+    def grown(self, recorded: Settings, epoch: int, /) -> dict[str, Any]:
+        """Return the settings of the mixture as it continues one whose data have grown at the beginning of an epoch."""
+
+    def set_mixture(self, settings: Settings, /) -> None:
+        """Let the mixture be as settings have it."""
 
 
 class Planner(Protocol):
@@ -123,6 +133,7 @@ class NoSampler:
     """In place of a user's sampler: the planner has an order of its own, which is known in every epoch."""
 
     epoch_length = 0
+    is_given = False
 
     def check(self, _epoch: int, _world: int, _mesh: Mesh | None) -> None:
         """All ranks have the same order."""
@@ -145,9 +156,17 @@ class NoSampler:
         self.refuse_no_mixture()
         return []
 
-    def set_reweights(self, changes: list[Any]) -> None:
+    def continuing(self, recorded: Settings) -> dict[str, Any]:
+        """Return the changes of weights, which are refused."""
+        return {"reweight": recorded["reweight"]}
+
+    def grown(self, _recorded: Settings, _epoch: int) -> dict[str, Any]:
+        """There is no mixture."""
+        return {}
+
+    def set_mixture(self, settings: Settings) -> None:
         """Refuse changes of weights: there is no mixture."""
-        if changes:
+        if settings.get("reweight"):
             raise ValueError(
                 "state is of a run whose mixture got other weights, and sampler is None: give the "
                 "WeightedDistributedSampler of that run"
@@ -427,7 +446,7 @@ class Run:
 
     def _commit(self) -> None:
         """Give the user's mixture the weights of the present settings."""
-        self.planner.order.set_reweights(list(self.planner.settings.get("reweight", ())))
+        self.planner.order.set_mixture(self.planner.settings)
 
     @contextmanager
     def _restored_if_refused(self) -> Iterator[None]:
@@ -554,8 +573,12 @@ class Run:
         record = RunRecord.of(state)
         recorded = record.settings(epoch, position)
         # The fingerprint is that of the recorded weights.
-        planner = planner.at({**planner.settings, "reweight": recorded["reweight"]})
+        planner = planner.at({**planner.settings, **planner.order.continuing(recorded)})
         accepted = planner.accepts(state, recorded, accept)
+        n = planner.settings.get("n")
+        if has_grown := accepted and recorded.get("n", n) != n:
+            # An epoch that was over stays as it was.
+            planner = planner.at({**planner.settings, **planner.order.grown(recorded, epoch + (position > 0))})
         if self._cursor.overrules(epoch):
             return
         with self._restored_if_refused():
@@ -564,12 +587,12 @@ class Run:
             self._record, self.planner, self._timelines = record, planner, {}
             if accepted:
                 self._note(epoch, position)
-            start = self._loaded_place(state, changed)
+            start = self._loaded_place(state, changed, has_grown)
         self._commit()
         self._cursor.resume(epoch, position)
         self._start = start
 
-    def _loaded_place(self, state: Mapping[str, Any], changed: bool) -> Place:
+    def _loaded_place(self, state: Mapping[str, Any], changed: bool, has_grown: bool) -> Place:
         """Go to the epoch of a state; return its place there."""
         epoch, position, order = state["epoch"], state["position"], self.planner.order
         if position:
@@ -577,10 +600,19 @@ class Run:
         order.set_epoch(epoch, changed)
         if not position:
             return Place(0)
+        between = "accept={'data'} needs a state of the beginning"
+        grow = (
+            f"of an epoch where a sampler gives the order, got position={position}: resume with the data of the state, "
+            "and let them grow "
+        )
         try:
+            if has_grown and order.is_given and self.planner.settings.get("mixture") is None:
+                raise ValueError(f"{between} {grow}behind the set_epoch of the next epoch")
             plans = [plan for plan in self._timeline(epoch)[1:] if plan.start <= position]
             plan = plans[-1] if plans else self._first_plan(epoch, self.planner.settings)
             _refuse_position(position, plan)
+            if has_grown and order.is_given and position < plan.end:
+                raise ValueError(f"{between} or the end {grow}at the end of its epoch")
             return plan.loaded_place(state)
         except BaseException:
             order.set_epoch(self.epoch, changed)

@@ -1,13 +1,14 @@
 """The order that a user's sampler gives: its epochs, its fingerprint, the same on every rank."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property, partial
 from numbers import Integral
 from operator import index
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,19 +25,30 @@ READ_AT_ONCE = 2**20
 COMPARED = 2**16  # positions of an order that ranks compare
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """Settings of a mixture: as it records itself, None of other samplers; and changes of its weights."""
+
+    mixture: Any = None
+    reweights: tuple[Any, ...] = ()
+
+
+NOT_MIXED = Mixed()
+
+
 class OwnOrder(NoSampler):
     """In place of `SamplerOrder` if there is no ``sampler``: the batches are shuffled by a key."""
 
     sampler = None
-    is_given = is_mixture = False
+    is_mixture = False
     knows_epochs = epochs_differ = True
     fingerprint = None
-    reweights: ClassVar[list[Any]] = []
+    mixed = NOT_MIXED
 
-    def of_epoch(self, _epoch: int, _n_samples: int, _reweights: Sequence[Any]) -> None:
+    def of_epoch(self, _epoch: int, _n_samples: int, _mixed: Mixed) -> None:
         """There is no order that was given."""
 
-    def epoch_fingerprint(self, _epoch: int, _reweights: Sequence[Any]) -> None:
+    def epoch_fingerprint(self, _epoch: int, _mixed: Mixed) -> None:
         """There is no order that was given."""
 
 
@@ -73,25 +85,31 @@ class SamplerOrder:
         self._listed: NDArray[Any] | None = None  # what was read in this epoch, where it cannot be sliced
         self._views: dict[int, tuple[Any, SliceOrder]] = {}  # by epoch, and what they were made for
 
-    def of_epoch(self, epoch: int, n_samples: int, reweights: Sequence[Any] = ()) -> SliceOrder:
+    def of_epoch(self, epoch: int, n_samples: int, mixed: Mixed) -> SliceOrder:
         """Return the order of an epoch; the same object until the sampler is read again.
 
         Args:
             epoch: The current one, or any one of a sampler that knows its epochs.
             n_samples: Number of samples that the sampler may name.
-            reweights: Changes of a mixture's weights, which may be others than its present ones.
+            mixed: Settings of a mixture, which may be others than its present ones.
         """
+        if n_samples < self._n_samples and mixed.mixture is None:
+            raise ValueError(
+                f"sampler must tell the order of the first {n_samples} samples, before the data grew, as a "
+                f"WeightedDistributedSampler does, got {type(self.sampler).__name__}: look up steps of that time with "
+                "the sampler of that time"
+            )
         if epoch != self.epoch and not self.knows_epochs:
             raise ValueError(
                 f"epoch must be {self.epoch} for this sampler, got {epoch}: {type(self.sampler).__name__} has neither "
                 "set_epoch(epoch) nor take(start, stop), so the order of other epochs is not known"
             )
-        slices, other = hasattr(self.sampler, "take"), self._with_weights(list(reweights), epoch)
+        slices, other = hasattr(self.sampler, "take"), self._mixed(mixed, epoch)
         asked = getattr(self.sampler, "epoch", None) if slices and epoch == self.epoch and other is None else epoch
-        made_for = (n_samples, self._length() if slices else None, asked, list(reweights))
+        made_for = (n_samples, self._length(other) if slices else None, asked, mixed)
         if epoch not in self._views or self._views[epoch][0] != made_for:
             if slices:
-                view = SliceOrder(self._length(), partial(self._take, epoch, n_samples, other))
+                view = SliceOrder(self._length(other), partial(self._take, epoch, n_samples, other))
             else:
                 listed = self._read(epoch, n_samples)
                 view = SliceOrder(len(listed), lambda start, stop: listed[start:stop])
@@ -105,9 +123,9 @@ class SamplerOrder:
         own = getattr(self.sampler, "fingerprint", None)
         return self._best_effort if own is None else str(own)
 
-    def epoch_fingerprint(self, epoch: int, reweights: Sequence[Any]) -> str:
+    def epoch_fingerprint(self, epoch: int, mixed: Mixed) -> str:
         """The fingerprint of what decides the order up to the end of an epoch, if the sampler can tell."""
-        sampler = self.sampler if list(reweights) == self.reweights else self._with_weights(list(reweights), epoch)
+        sampler = self.sampler if mixed == self.mixed else self._mixed(mixed, epoch)
         own = getattr(sampler, "epoch_fingerprint", None)
         return str(own(epoch)) if callable(own) else self.fingerprint
 
@@ -134,7 +152,7 @@ class SamplerOrder:
         """Refuse a sampler that was made for other ranks, or whose order differs across ranks."""
         self._refuse_other_ranks(world)
         if world > 1 and getattr(self.sampler, "fingerprint", None) is None:
-            self._refuse_different_orders(self.of_epoch(epoch, self._n_samples, self.reweights), mesh)
+            self._refuse_different_orders(self.of_epoch(epoch, self._n_samples, self.mixed), mesh)
 
     def _refuse_other_ranks(self, num_replicas: int) -> None:
         """Refuse a sampler that was made for other ranks, or that starts in the middle of an epoch."""
@@ -219,18 +237,38 @@ class SamplerOrder:
             )
 
     @property
-    def reweights(self) -> list[Any]:
-        """Changes of a mixture's weights that runs have made, as the mixture has them."""
-        return list(self.sampler.reweights) if self.is_mixture else []
+    def mixed(self) -> Mixed:
+        """Settings of the mixture, as it has them."""
+        if not self.is_mixture:
+            return NOT_MIXED
+        return Mixed(getattr(self.sampler, "mixture", None), tuple(self.sampler.reweights))
 
     def reweighted(self, weights: Any, draw: int) -> list[Any]:
         """Return the changes of the mixture's weights, with another one from a draw on."""
         self.refuse_no_mixture()
         return list(self.sampler.reweighted(weights, draw))
 
-    def set_reweights(self, changes: list[Any]) -> None:
-        """Give the mixture these changes of its weights."""
-        if changes == self.reweights:
+    def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the mixture as it continues one of recorded settings."""
+        before, mixture = recorded.get("mixture"), self.mixed.mixture
+        if mixture is None or before is None:
+            return {"mixture": mixture, "reweight": recorded["reweight"]}
+        if (continued := self.sampler.continuing(before)) is None:  # of other sources
+            return {"mixture": mixture, "reweight": []}
+        return {"mixture": continued, "reweight": recorded["reweight"]}
+
+    def grown(self, recorded: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+        """Return the settings of the mixture as it continues one whose data have grown at the beginning of an epoch."""
+        if self.mixed.mixture is None:
+            return {"reweight": []}
+        return {"mixture": self.sampler.grown(recorded["mixture"], epoch, recorded["reweight"]), "reweight": []}
+
+    def set_mixture(self, settings: Mapping[str, Any]) -> None:
+        """Let the mixture be as settings have it: from where its data grew, and with these changes of its weights."""
+        changes, mixture = list(settings.get("reweight", ())), settings.get("mixture")
+        if mixture is not None and mixture != self.mixed.mixture:
+            self.sampler.mixture = mixture
+        if changes == list(self.mixed.reweights):
             return
         if not self.is_mixture:
             raise ValueError(
@@ -239,12 +277,13 @@ class SamplerOrder:
             )
         self.sampler.reweights = changes
 
-    def _with_weights(self, changes: list[Any], epoch: int) -> Any:
-        """Return a mixture as it is with these changes of its weights, for one epoch; None of any other sampler."""
+    def _mixed(self, mixed: Mixed, epoch: int) -> Any:
+        """Return a mixture as it is with other settings, for one epoch; None of any other sampler."""
         if not self.is_mixture:
             return None
-        other = copy(self.sampler)
-        other.reweights = changes
+        same = mixed.mixture in (None, self.mixed.mixture)
+        other = copy(self.sampler) if same else self.sampler.at_mixture(mixed.mixture)
+        other.reweights = list(mixed.reweights)
         other.set_epoch(epoch)
         return other
 
@@ -267,11 +306,12 @@ class SamplerOrder:
             self.finished()
             self.epoch = epoch
 
-    def _length(self) -> int:
+    def _length(self, other: Any = None) -> int:
+        sampler = self.sampler if other is None else other
         for name in ("epoch_length", "total_size"):
-            if hasattr(self.sampler, name):
-                return int(getattr(self.sampler, name))
-        return len(self.sampler)
+            if hasattr(sampler, name):
+                return int(getattr(sampler, name))
+        return len(sampler)
 
     def _take(self, epoch: int, n_samples: int, other: Any, start: int, stop: int) -> NDArray[Any]:
         with self._at(epoch) if other is None else nullcontext():

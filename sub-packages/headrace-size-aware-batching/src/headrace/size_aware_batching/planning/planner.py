@@ -19,7 +19,13 @@ from headrace.size_aware_batching._shared.run import History
 from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
-from headrace.size_aware_batching.planning.foreign_sampler import OwnOrder, SamplerOrder, planned_order
+from headrace.size_aware_batching.planning.foreign_sampler import (
+    NOT_MIXED,
+    Mixed,
+    OwnOrder,
+    SamplerOrder,
+    planned_order,
+)
 from headrace.size_aware_batching.planning.list_plan import ListPlan
 from headrace.size_aware_batching.planning.optimizer_steps import TokenPlan, TokenSteps
 from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOptions, only_between_epochs
@@ -48,7 +54,7 @@ class SizeAwarePlanner:
         order: The order of a user's sampler.
         seed: Key of all randomness.
         excluded: Samples that are left out.
-        reweights: Changes of the weights of a mixture.
+        mixed: Settings of the mixture.
     """
 
     name: str
@@ -58,7 +64,7 @@ class SizeAwarePlanner:
     order: SamplerOrder | OwnOrder
     seed: int
     excluded: tuple[int, ...] = ()
-    reweights: tuple[Any, ...] = ()
+    mixed: Mixed = NOT_MIXED
     # Caches. Planners of other settings share the first: what one has sorted serves the epoch before a change, too.
     _others: dict[Any, SizeAwarePlanner] = field(default_factory=dict, repr=False)
     _fingerprints: dict[str | None, str] = field(default_factory=dict, repr=False)
@@ -82,7 +88,7 @@ class SizeAwarePlanner:
         largest = known.largest if known is not None and to_plan is samples.sizes else None
         prepared = prepare(to_plan, options.max_total_size, options, largest=largest)
         prepared = replace(prepared, work=samples.planned_work)
-        made = cls(name, samples, options, prepared, order, seed, reweights=tuple(order.reweights))
+        made = cls(name, samples, options, prepared, order, seed, mixed=order.mixed)
         if made.tokens is not None:
             made.tokens.refuse_short_steps()
         return made
@@ -107,40 +113,39 @@ class SizeAwarePlanner:
             "n": len(self.samples),
             "options": self.recorded_options,
             "exclude": list(self.excluded),
-            "reweight": list(self.reweights),
+            "mixture": self.mixed.mixture,
+            "reweight": list(self.mixed.reweights),
         }
 
     def at(self, settings: Mapping[str, Any]) -> SizeAwarePlanner:
         """Return the planner for recorded settings."""
         options = {**self.recorded_options, **_known(settings["options"])}
         n, excluded = settings.get("n", len(self.samples)), tuple(settings.get("exclude", ()))
-        reweights = tuple(settings.get("reweight", ()))
+        mixed = Mixed(settings.get("mixture", self.mixed.mixture), tuple(settings.get("reweight", ())))
         if n > len(self.samples) or max(excluded, default=0) >= max(1, len(self.samples)):
             raise ValueError(f"state['run'] must name samples below {len(self.samples)}: it was changed")
-        if reweights and not self.order.is_mixture:
-            self.order.set_reweights(list(reweights))  # which refuses them
+        if mixed.reweights and not self.order.is_mixture:
+            self.order.set_mixture(settings)  # which refuses them
         self._others[self._key_of_settings] = self
-        key = _settings_key(n, options, excluded, reweights)
+        key = _settings_key(n, options, excluded, mixed)
         if key not in self._others:
-            self._others[key] = self._made_at(n, options, excluded, reweights)
+            self._others[key] = self._made_at(n, options, excluded, mixed)
         made = self._others[key]
         for old in [key for key, other in self._others.items() if other is not self and other is not made][:-KEPT]:
             del self._others[old]
         return made
 
-    def _made_at(
-        self, n: int, options: dict[str, Any], excluded: tuple[int, ...], reweights: tuple[Any, ...]
-    ) -> SizeAwarePlanner:
+    def _made_at(self, n: int, options: dict[str, Any], excluded: tuple[int, ...], mixed: Mixed) -> SizeAwarePlanner:
         changed = {name: value for name, value in options.items() if self.recorded_options[name] != value}
         base = self
         if changed or n != len(self.samples):
             other = self.options.changed(changed) if changed else self.options
             base = self.of(self.name, self.samples.first(n, other), other, self.order, self.seed)
-        return replace(base, excluded=excluded, reweights=reweights, _others=self._others)
+        return replace(base, excluded=excluded, mixed=mixed, _others=self._others)
 
     @cached_property
     def _key_of_settings(self) -> Any:
-        return _settings_key(len(self.samples), self.recorded_options, self.excluded, self.reweights)
+        return _settings_key(len(self.samples), self.recorded_options, self.excluded, self.mixed)
 
     # Plans.
 
@@ -186,7 +191,7 @@ class SizeAwarePlanner:
             self.options.tail,
             keeps_order=self.options.strategy == "sequential",
             ordered=self.order.is_given,
-            reweights=self.reweights,
+            reweights=self.mixed.reweights,
             notice=self.notice,
             **rest,
         )
@@ -228,7 +233,7 @@ class SizeAwarePlanner:
         return None if cache is None or known is None or self.excluded else cache.sorted(self.prepared, known)
 
     def _order_of(self, epoch: int) -> SliceOrder | None:
-        return self.order.of_epoch(epoch, len(self.samples), self.reweights)
+        return self.order.of_epoch(epoch, len(self.samples), self.mixed)
 
     def _narrowed(self, order: SliceOrder) -> SliceOrder:
         """Return what is planned of a user's order: without samples that are left out, or the pieces."""
@@ -355,14 +360,14 @@ class SizeAwarePlanner:
 
     def _reweighted(self, rest: SliceOrder, epoch: int, before: ListPlan) -> SliceOrder:
         """Return the rest of a mixture's order, with other weights from the draw on where they have changed."""
-        changed = [draw for draw, weights in self.reweights if [draw, weights] not in before.reweights]
-        if not changed or changed[0] >= (epoch + 1) * self.order.epoch_length:
+        changed = [draw for draw, weights in self.mixed.reweights if [draw, weights] not in before.reweights]
+        order = self._order_of(epoch) if changed else None
+        if order is None or changed[0] >= (epoch + 1) * order.n_samples:
             return rest
-        draw = changed[0] - epoch * self.order.epoch_length
+        draw = changed[0] - epoch * order.n_samples
         if draw < rest.read:
             raise ValueError("state['run'] must have weights from a later draw on: it was changed")
-        order = self._order_of(epoch)
-        return rest if order is None else rest.switched(self._narrowed(order), draw)
+        return rest.switched(self._narrowed(order), draw)
 
     def _still_sorted(
         self, before: ListPlan, delivered: NDArray[Any], retired: NDArray[np.bool_]
@@ -437,7 +442,7 @@ class SizeAwarePlanner:
 
     def fingerprint_at(self, epoch: int) -> str:
         """Return what states of an epoch hold: a sampler's schedule may change behind their epoch."""
-        return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.reweights))
+        return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.mixed))
 
     def _fingerprint_with(self, order: str | None) -> str:
         if order not in self._fingerprints:
@@ -470,8 +475,8 @@ def _known(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in CHANGEABLE}
 
 
-def _settings_key(n: int, options: Mapping[str, Any], excluded: tuple[int, ...], reweights: tuple[Any, ...]) -> Any:
-    return n, json.dumps([options, reweights], sort_keys=True), excluded
+def _settings_key(n: int, options: Mapping[str, Any], excluded: tuple[int, ...], mixed: Mixed) -> Any:
+    return n, json.dumps([options, mixed.mixture, mixed.reweights], sort_keys=True), excluded
 
 
 def _refuse_other_pieces(before: Pieces | None, now: Pieces | None) -> None:

@@ -108,7 +108,8 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
     def with_recorded(names: Collection[str]) -> _Compared:
         """Return the planner with some of the state's arguments, and its number of samples."""
         changed = {name: value for name, value in options.items() if name in names}
-        return planner.at({**settings, "options": {**settings["options"], **changed}, "n": n_recorded})
+        mixed = {name: recorded[name] for name in ("mixture", "reweight") if n_recorded < n and name in recorded}
+        return planner.at({**settings, **mixed, "options": {**settings["options"], **changed}, "n": n_recorded})
 
     if accept and (DATA in accept or n_recorded == n) and n_recorded <= n:
         accepted = with_recorded(accept)
@@ -123,7 +124,7 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
         if not (other_function := "cost" in differing(same.parts(), same.fingerprint_at(epoch), other)):
             names.remove("cost")
     acceptable = {*names} if {*names} <= {*CHANGEABLE} and not other_function else set[str]()
-    if names == ["sizes"] and n_recorded < n:
+    if n_recorded < n and (names == ["sizes"] or with_recorded(()).fingerprint_at(epoch) == other):
         acceptable = {DATA}
     details = {name: _short(parts[name]) for name in names if name not in ("sampler", "sizes")}
     if "sizes" in names and "n" in recorded:

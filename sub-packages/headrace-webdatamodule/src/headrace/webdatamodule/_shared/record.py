@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 Change = dict[str, Any]
 RECORD = ("step", "starts", "run")  # what a state has of it
 _PLACE = ("epoch", "position", "step")
+_PLAIN = ("world", "all", "n", "mixture")
 _LARGEST = 2**62
 
 
@@ -33,6 +34,8 @@ class RunRecord:
 
     - ``world``: number of ranks, and ``all``: True where one process takes the batches of all ranks;
     - ``n``: number of samples of the dataset;
+    - ``mixture``: the mixture of the order, as it records itself; where ``n`` is another one too, the weights that were
+      changed before end;
     - ``options``: arguments that decide which batches there are; a change has only those that differ;
     - ``exclude``: samples left out; a change has only those that are new;
     - ``skip``: samples that are passed over there, once;
@@ -140,7 +143,7 @@ class RunRecord:
         new = {
             name: value
             for name, value in settings.items()
-            if name in ("world", "all", "n") and held.get(name, None if name == "n" else False) != value
+            if name in _PLAIN and held.get(name, False if name == "all" else None) != value
         }
         options = settings.get("options", {})
         if changed := {name: value for name, value in options.items() if held["options"].get(name, self) != value}:
@@ -148,7 +151,8 @@ class RunRecord:
         known = set(held["exclude"])
         if excluded := [index for index in settings.get("exclude", ()) if index not in known]:
             new["exclude"] = excluded
-        if reweighted := [change for change in settings.get("reweight", ()) if change not in held["reweight"]]:
+        reweights = [] if _has_grown(new) else held["reweight"]
+        if reweighted := [change for change in settings.get("reweight", ()) if change not in reweights]:
             new["reweight"] = reweighted
         if skip:
             new["skip"] = skip
@@ -238,7 +242,7 @@ class RunRecord:
 def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     options = {**held.get("options", {}), **change.get("options", {})}
     excluded = [*held.get("exclude", ()), *change.get("exclude", ())]
-    plain = {name: value for name, value in change.items() if name in ("world", "all", "n")}
+    plain = {name: value for name, value in change.items() if name in _PLAIN}
     both = {**held, **plain}
     if options or "options" in held:
         both["options"] = options
@@ -246,8 +250,14 @@ def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
         both["exclude"] = excluded
     if "reweight" in change or "reweight" in held:
         new = [list(one) for one in change.get("reweight", ())]  # in place of those at their draws and behind
-        both["reweight"] = [list(one) for one in held.get("reweight", ()) if not new or one[0] < new[0][0]] + new
+        earlier = () if _has_grown(change) else held.get("reweight", ())
+        both["reweight"] = [list(one) for one in earlier if not new or one[0] < new[0][0]] + new
     return both
+
+
+def _has_grown(change: Mapping[str, Any]) -> bool:
+    """Return whether the data of a mixture grow with a change."""
+    return "mixture" in change and "n" in change
 
 
 def _is_change(change: Mapping[str, Any]) -> bool:
@@ -256,6 +266,7 @@ def _is_change(change: Mapping[str, Any]) -> bool:
         all(_whole(change[name]) for name in ("world", "n", "skip") if name in change)
         and change.get("world", 1) > 0
         and isinstance(change.get("options", {}), Mapping)
+        and isinstance(change.get("mixture", {}), Mapping)
         and isinstance(excluded, list | tuple)
         and all(map(_whole, excluded))
         and isinstance(reweighted, list | tuple)

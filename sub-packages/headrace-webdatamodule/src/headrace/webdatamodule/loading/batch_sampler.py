@@ -80,9 +80,7 @@ class DistributedBatchSampler(RunSampler):
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")
         order = NoUserSampler() if sampler is None else UserSampler(sampler)
-        planner = EqualPlanner(
-            type(self).__name__, n_samples, options, order, seed_int(seed), reweights=tuple(order.reweights)
-        )
+        planner = EqualPlanner(type(self).__name__, n_samples, options, order, seed_int(seed), mixed=order.mixed)
         super().__init__(Run(planner, Ranks(num_replicas, rank, mesh)))
         self.draws: list[int] | None = None
 

@@ -16,7 +16,7 @@ from headrace.webdatamodule._shared.record import RECORD
 from headrace.webdatamodule._shared.run import History
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.state_dict import check_state
-from headrace.webdatamodule.loading.user_sampler import NoUserSampler, UserSampler
+from headrace.webdatamodule.loading.user_sampler import NOT_MIXED, Mixed, NoUserSampler, UserSampler
 
 VERSION = 3  # of states
 DATA = "data"  # samples that were appended
@@ -152,7 +152,7 @@ class EqualPlanner:
         order: The order of a user's sampler.
         seed: Seed of the built-in order.
         excluded: Samples that are left out.
-        reweights: Changes of the weights of a mixture.
+        mixed: Settings of the mixture.
     """
 
     name: str
@@ -161,7 +161,7 @@ class EqualPlanner:
     order: UserSampler | NoUserSampler
     seed: int
     excluded: tuple[int, ...] = ()
-    reweights: tuple[Any, ...] = ()
+    mixed: Mixed = NOT_MIXED
     _latest: dict[int, tuple[Any, EqualPlan]] = field(default_factory=dict, init=False, repr=False)
 
     version = VERSION
@@ -173,7 +173,8 @@ class EqualPlanner:
             "n": self.n,
             "options": dict(vars(self.options)),
             "exclude": list(self.excluded),
-            "reweight": list(self.reweights),
+            "mixture": self.mixed.mixture,
+            "reweight": list(self.mixed.reweights),
         }
 
     @property
@@ -190,15 +191,15 @@ class EqualPlanner:
             raise ValueError(_CHANGED)
         if not all(type(index) is int and 0 <= index < n for index in excluded):
             raise ValueError(_CHANGED)
-        reweights = tuple(settings["reweight"])
-        if reweights and not self.order.is_mixture:
-            self.order.set_reweights(list(reweights))  # which refuses them
-        made = replace(self, n=n, options=EqualOptions(**options), excluded=excluded, reweights=reweights)
+        mixed = Mixed(settings.get("mixture", self.mixed.mixture), tuple(settings["reweight"]))
+        if mixed.reweights and not self.order.is_mixture:
+            self.order.set_mixture(settings)  # which refuses them
+        made = replace(self, n=n, options=EqualOptions(**options), excluded=excluded, mixed=mixed)
         return self if made.settings == self.settings else made
 
     def plan(self, epoch: int, _history: History) -> EqualPlan:
         """Return the plan of a complete epoch."""
-        order = self.order.of_epoch(epoch, self.reweights)
+        order = self.order.of_epoch(epoch, self.mixed)
         if epoch not in self._latest or self._latest[epoch][0] is not order:
             self._latest.clear()
             self._latest[epoch] = order, self._made_plan(epoch, order)
@@ -219,17 +220,17 @@ class EqualPlanner:
         return self._made(0, len(draws), partial(_part, 0, listed[draws]), draws)
 
     def _made(self, start: int, end: int, samples: Take, draws: Samples | None = None) -> EqualPlan:
-        ordered, reweights = self.order.is_given, self.reweights
+        ordered, reweights = self.order.is_given, self.mixed.reweights
         return EqualPlan(start, end, samples, self.options, self.n, ordered, reweights, draws)
 
     def rest(self, epoch: int, before: EqualPlan, position: int) -> EqualPlan:
         """Return what another plan leaves of an epoch, in the same order; in a new one if samples or `shuffle` are."""
         begin = min(position, before.end)
         left, draws = np.asarray(before.samples(begin, before.end), np.int64), before.draws_from(begin)
-        if changed := [draw for draw, weights in self.reweights if [draw, weights] not in before.reweights]:
+        if changed := [draw for draw, weights in self.mixed.reweights if [draw, weights] not in before.reweights]:
             left, draws = self._reweighted(epoch, left, draws, changed[0])
-        new = np.arange(before.n, self.n)
-        left, draws = np.concatenate([left, new]), np.concatenate([draws, new])  # a mixture has no new samples here
+        new = np.arange(before.n, before.n if self.order.is_given else self.n)  # a sampler has no new samples here
+        left, draws = np.concatenate([left, new]), np.concatenate([draws, new])
         kept = ~np.isin(left, self.excluded)
         left, draws = left[kept], draws[kept]
         if not self.order.is_given and (len(new) or self.options.shuffle != before.options.shuffle):
@@ -239,14 +240,13 @@ class EqualPlanner:
 
     def _reweighted(self, epoch: int, left: Samples, draws: Samples, draw: int) -> tuple[Samples, Samples]:
         """Return the rest of an epoch, and its draws, with other weights from a draw of the run on."""
-        length = self.order.epoch_length
-        if (low := draw - epoch * length) >= length:
+        order = self.order.of_epoch(epoch, self.mixed)
+        if order is None or (low := draw - epoch * order[0]) >= order[0]:
             return left, draws
         if not len(draws) or low < draws[0]:
             raise ValueError(_CHANGED)
-        cut = int(np.searchsorted(draws, low))
-        order = self.order.of_epoch(epoch, self.reweights)
-        coming = left[:0] if order is None else np.asarray(order[1](low, length), np.int64)
+        length, cut = order[0], int(np.searchsorted(draws, low))
+        coming = np.asarray(order[1](low, length), np.int64)
         return np.concatenate([left[:cut], coming]), np.concatenate([draws[:cut], np.arange(low, length)])
 
     def refuse_rest(self) -> None:
@@ -264,7 +264,7 @@ class EqualPlanner:
 
     def fingerprint_at(self, epoch: int) -> str:
         """Return the fingerprint that states of an epoch hold: a sampler's schedule may change behind their epoch."""
-        return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.reweights))
+        return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.mixed))
 
     def _fingerprint_with(self, inner: str | None) -> str:
         options = self.options
@@ -292,14 +292,9 @@ class EqualPlanner:
         accepted = {name: value for name, value in changed.items() if name in accept}
         if accepted:
             others = {name: accepted.get(name, value) for name, value in options.items()}
-            before = self.at({**self.settings, "options": others, "n": accepted.get(DATA, self.n), "exclude": ()})
-            if before.fingerprint_at(epoch) == state["fingerprint"]:
-                if DATA in accepted and self.order.is_given and state["position"]:
-                    raise ValueError(
-                        "accept={'data'} needs a state of the beginning of an epoch where a sampler gives the order, "
-                        f"got position={state['position']}: resume with the data of the state, and let them grow at "
-                        "its end"
-                    )
+            old = {name: recorded[name] for name in ("mixture", "reweight") if DATA in accepted and name in recorded}
+            old |= {"options": others, "n": accepted.get(DATA, self.n), "exclude": ()}
+            if self.at({**self.settings, **old}).fingerprint_at(epoch) == state["fingerprint"]:
                 return True
         try:
             check_state(state, self.name, own, ("epoch", "position"), RECORD)

@@ -155,6 +155,8 @@ def _reweights(run: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The weights of a mixture that changed in a run: those at a draw stand for all before them from there on."""
     found = list[Any]()
     for change in run:
+        if "mixture" in change and "n" in change:  # they end where the data of the mixture grow
+            found = []
         if new := [list(one) for one in change.get("reweight", ())]:
             found = [one for one in found if one[0] < new[0][0]] + new
     return found

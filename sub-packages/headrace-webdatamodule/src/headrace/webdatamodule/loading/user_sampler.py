@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +20,31 @@ from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 Order = tuple[int, Callable[[int, int], Any]]  # positions of an epoch, and the samples between two of them
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """Settings of a mixture: as it records itself, None of other samplers; and changes of its weights."""
+
+    mixture: Any = None
+    reweights: tuple[Any, ...] = ()
+
+
+NOT_MIXED = Mixed()
+
+
 class NoUserSampler(NoSampler):
     """In place of `UserSampler` if there is no `sampler`: the order is the built-in one."""
 
-    is_given = is_mixture = False
+    is_mixture = False
     epochs_differ = None  # the planner knows
     fingerprint = None
     digest = ""
     sampler = None
-    reweights: ClassVar[list[Any]] = []
+    mixed = NOT_MIXED
 
-    def of_epoch(self, _epoch: int, _reweights: Sequence[Any]) -> None:
+    def of_epoch(self, _epoch: int, _mixed: Mixed) -> None:
         """There is no order that was given."""
 
-    def epoch_fingerprint(self, _epoch: int, _reweights: Sequence[Any]) -> None:
+    def epoch_fingerprint(self, _epoch: int, _mixed: Mixed) -> None:
         """There is no order that was given."""
 
     def copied(self) -> NoUserSampler:
@@ -53,7 +65,7 @@ class UserSampler:
         self.epoch = 0  # that the sampler was set to
         self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
         self._views: dict[int, tuple[Any, Order]] = {}  # by epoch, and what they were made for
-        self._stamp: tuple[int, list[Any], str] | None = None  # epoch, weights, fingerprint of the latest iteration
+        self._stamp: tuple[int, Mixed, str] | None = None  # epoch, mixture, fingerprint of the latest iteration
 
     @property
     def _has_slices(self) -> bool:
@@ -73,18 +85,19 @@ class UserSampler:
         """Whether the sampler shuffles by epoch."""
         return self._sets_epochs and getattr(self.sampler, "shuffle", True) is not False
 
-    def of_epoch(self, epoch: int, reweights: Sequence[Any]) -> Order:
+    def of_epoch(self, epoch: int, mixed: Mixed) -> Order:
         """Return the order of an epoch; the same object until the sampler is another one."""
         if epoch != self.epoch and not self._sets_epochs:
             raise ValueError(
                 f"number must be a step of epoch {self.epoch}, as {type(self.sampler).__name__} does not tell the "
                 f"order of epoch {epoch}: give it set_epoch(epoch)"
             )
-        made_for = (self.epoch_length if self._has_slices else None, list(reweights))
+        made_for = (self.epoch_length if self._has_slices else None, mixed)
         if epoch not in self._views or self._views[epoch][0] != made_for:
             order: Order
             if self._has_slices:
-                order = self.epoch_length, self._at(epoch, reweights).take
+                other = self._at(epoch, mixed)
+                order = int(other.epoch_length), other.take
             else:
                 listed = self._list(epoch)
                 order = len(listed), partial(_slice, listed)
@@ -92,11 +105,12 @@ class UserSampler:
             self._views = {**dict(recent), epoch: (made_for, order)}
         return self._views[epoch][1]
 
-    def _at(self, epoch: int, reweights: Sequence[Any]) -> Any:
-        """Return a copy of the sampler at an epoch, with these changes of its weights."""
-        other = copy(self.sampler)
-        if self.is_mixture and list(reweights) != self.reweights:
-            other.reweights = list(reweights)
+    def _at(self, epoch: int, mixed: Mixed) -> Any:
+        """Return a copy of the sampler at an epoch, of a mixture with these settings."""
+        same = mixed.mixture in (None, self.mixed.mixture)
+        other = copy(self.sampler) if same else self.sampler.at_mixture(mixed.mixture)
+        if self.is_mixture:
+            other.reweights = list(mixed.reweights)
         if self._sets_epochs:
             other.set_epoch(epoch)
         return other
@@ -117,17 +131,17 @@ class UserSampler:
         """The class of the sampler and its own fingerprint."""
         return f"{type(self.sampler).__name__} {own_fingerprint(self.sampler)}"
 
-    def epoch_fingerprint(self, epoch: int, reweights: Sequence[Any]) -> str:
+    def epoch_fingerprint(self, epoch: int, mixed: Mixed) -> str:
         """The same of what decides the order up to the end of an epoch, if the sampler can tell."""
-        if self._stamp is None or self._stamp[:2] != (epoch, list(reweights)):
-            return self._fingerprint_at(epoch, reweights)
+        if self._stamp is None or self._stamp[:2] != (epoch, mixed):
+            return self._fingerprint_at(epoch, mixed)
         return self._stamp[2]
 
-    def _fingerprint_at(self, epoch: int, reweights: Sequence[Any]) -> str:
-        sampler = self.sampler if list(reweights) == self.reweights else self._at(epoch, reweights)
+    def _fingerprint_at(self, epoch: int, mixed: Mixed) -> str:
+        sampler = self.sampler if mixed == self.mixed else self._at(epoch, mixed)
         if not callable(getattr(sampler, "epoch_fingerprint", None)):
             return self.fingerprint
-        return f"{type(sampler).__name__} {sampler.epoch_fingerprint(epoch)}"
+        return f"{type(self.sampler).__name__} {sampler.epoch_fingerprint(epoch)}"
 
     @property
     def digest(self) -> str:
@@ -142,7 +156,7 @@ class UserSampler:
         """Set the sampler to the epoch: a trainer that finds its set_epoch may have set it to one of its own."""
         if self._sets_epochs:
             self.sampler.set_epoch(epoch)
-        self._stamp = epoch, self.reweights, self._fingerprint_at(epoch, self.reweights)
+        self._stamp = epoch, self.mixed, self._fingerprint_at(epoch, self.mixed)
 
     def set_epoch(self, epoch: int, changed: bool) -> None:
         """Pass the epoch on to the sampler."""
@@ -165,9 +179,11 @@ class UserSampler:
         return hasattr(self.sampler, "reweights") and callable(getattr(self.sampler, "reweighted", None))
 
     @property
-    def reweights(self) -> list[Any]:
-        """Changes of the mixture's weights that runs have made, as the mixture has them."""
-        return list(self.sampler.reweights) if self.is_mixture else []
+    def mixed(self) -> Mixed:
+        """Settings of the mixture, as it has them."""
+        if not self.is_mixture:
+            return NOT_MIXED
+        return Mixed(getattr(self.sampler, "mixture", None), tuple(self.sampler.reweights))
 
     def refuse_no_mixture(self) -> None:
         """Refuse a sampler without weights that a run may change."""
@@ -182,9 +198,28 @@ class UserSampler:
         self.refuse_no_mixture()
         return list(self.sampler.reweighted(weights, draw))
 
-    def set_reweights(self, changes: list[Any]) -> None:
-        """Give the mixture these changes of its weights."""
-        if changes == self.reweights:
+    def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the mixture as it continues one of recorded settings."""
+        before, mixture = recorded.get("mixture"), self.mixed.mixture
+        if mixture is None or before is None:
+            return {"mixture": mixture, "reweight": recorded["reweight"]}
+        if (continued := self.sampler.continuing(before)) is None:  # of other sources
+            return {"mixture": mixture, "reweight": []}
+        return {"mixture": continued, "reweight": recorded["reweight"]}
+
+    def grown(self, recorded: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+        """Return the settings of the mixture as it continues one whose data have grown at the beginning of an epoch."""
+        if self.mixed.mixture is None:
+            return {"reweight": []}
+        return {"mixture": self.sampler.grown(recorded["mixture"], epoch, recorded["reweight"]), "reweight": []}
+
+    def set_mixture(self, settings: Mapping[str, Any]) -> None:
+        """Let the mixture be as settings have it: from where its data grew, and with these changes of its weights."""
+        changes, mixture = list(settings.get("reweight", ())), settings.get("mixture")
+        if mixture is not None and mixture != self.mixed.mixture:
+            self.sampler.mixture = mixture
+            self._views.clear()
+        if changes == list(self.mixed.reweights):
             return
         if not self.is_mixture:
             raise ValueError(

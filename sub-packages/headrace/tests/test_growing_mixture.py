@@ -1,0 +1,187 @@
+"""Mixtures that grow in a run of loaders: nothing is lost or repeated, and the past is known."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
+from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
+
+SIZES = np.random.default_rng(0).integers(1, 50, 600)
+OLD, NEW = {"web": 300, "books": 90}, {"web": 300, "books": 110, "code": 40}
+FIRST, THEN = {"web": 3, "books": 1}, {"web": 2, "books": 1, "code": 1}
+LENGTH = {len(OLD): 2100, len(NEW): 2500}
+KINDS: dict[str, dict[str, Any]] = {
+    "equal": {"batch_size": 20},
+    "stratified": {"max_total_size": 600, "window": 256},
+    "sequential": {"max_total_size": 600, "strategy": "sequential"},
+    "one window": {"max_total_size": 600},
+    "pieces": {"max_total_size": 600, "max_length": 20, "oversize": "split", "window": 256},
+    "optimizer steps": {"max_total_size": 600, "tokens_per_step": 3000},
+}
+MIXED: dict[str, dict[str, Any]] = {"samples": {}, "tokens": {"per": "token"}}
+
+
+def mixture(sizes: dict[str, int], weights: Mapping[str, float], mixed: str) -> WeightedDistributedSampler:
+    data = NamedConcatDataset({name: range(size) for name, size in sizes.items()})
+    by_token: dict[str, Any] = {"sizes": SIZES[: len(data)]} if mixed == "tokens" else {}
+    return WeightedDistributedSampler(
+        data, weights, epoch_length=LENGTH[len(sizes)], num_replicas=1, rank=0, **MIXED[mixed], **by_token
+    )
+
+
+def loaders(
+    kind: str, sizes: dict[str, int], weights: Mapping[str, float], world: int, mixed: str = "samples"
+) -> list[ResumableLoader]:
+    count, made = sum(sizes.values()), []
+    for rank in range(world):
+        options = {**KINDS[kind], "sampler": mixture(sizes, weights, mixed), "num_replicas": world, "rank": rank}
+        batches: Any
+        if kind == "equal":
+            batches = DistributedBatchSampler(count, **options)
+        else:
+            batches = DistributedSizeAwareBatchSampler(SIZES[:count], **options)
+        data: Any = Keys(count) if kind == "pieces" else list(range(count))
+        made.append(ResumableLoader(data, batches, collate_fn=list, check_ranks=False))
+    return made
+
+
+class Keys:
+    """Samples that are their own keys, and pieces."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, key: Any) -> Any:
+        return key
+
+
+def epoch_of(ranks: list[ResumableLoader], epoch: int | None = None, steps: int | None = None) -> list[list[list[Any]]]:
+    """The steps of an epoch, or the first of them, rank by rank."""
+    log = []
+    if epoch is not None:
+        for rank in ranks:
+            rank.set_epoch(epoch)
+    for step, batches in enumerate(zip(*ranks, strict=True), 1):
+        log.append(list(batches))
+        if step == steps:
+            break
+    return log
+
+
+def drawn(log: list[list[list[Any]]]) -> Counter[Any]:
+    keys = [key for step in log for batch in step for key in batch]
+    return Counter(key if isinstance(key, int) else (key.index, key.start) for key in keys)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "mixed"), [(kind, "samples") for kind in KINDS] + [("equal", "tokens"), ("stratified", "tokens")]
+)
+def test_a_run_grows_between_two_epochs_and_its_past_is_known(kind: str, mixed: str, at_end: bool) -> None:
+    if kind == "optimizer steps" and at_end:
+        pytest.skip("its epochs cannot change at their end")
+    looks_up = kind != "optimizer steps"
+    before = loaders(kind, OLD, FIRST, 2, mixed)
+    log = epoch_of(before, 0, 20)
+    if looks_up and kind != "one window":
+        for rank in before:
+            rank.reweight({"web": 1, "books": 1})
+    state = before[0].state_dict()
+    before = loaders(kind, OLD, FIRST, 3, mixed)
+    for rank in before:
+        rank.load_state_dict(state)
+    log += epoch_of(before)
+    log += epoch_of(before, 1)
+    if not at_end:
+        for rank in before:
+            rank.set_epoch(2)
+    state = before[0].state_dict()
+
+    after = loaders(kind, NEW, THEN, 2, mixed)
+    for rank in after:
+        rank.load_state_dict(state, accept={"data"})
+    if at_end:
+        assert epoch_of(after) == [], "the epoch of the state is over"
+    second = epoch_of(after, 2)
+    state = after[1].state_dict()
+    after = loaders(kind, NEW, THEN, 1, mixed)
+    after[0].load_state_dict(state)  # no more accept
+    third = epoch_of(after, 3)
+    log += second + third
+    order = mixture(NEW, THEN, mixed)
+    order.mixture = [change["mixture"] for change in state["batch_sampler"]["run"] if "mixture" in change][-1]
+    for epoch, steps in ((2, second), (3, third)):
+        order.set_epoch(epoch)
+        taken = order.take(0, LENGTH[len(NEW)]).tolist()
+        longest = KINDS[kind].get("max_length", 10**9)
+        pieces = [
+            (sample, start) if SIZES[sample] > longest else sample
+            for sample in taken
+            for start in range(0, SIZES[sample], longest)
+        ]
+        assert drawn(steps) == Counter(pieces)
+    if looks_up:
+        [alone] = loaders(kind, NEW, THEN, 1, mixed)
+        alone.load_state_dict(after[0].state_dict())
+        for number, step in enumerate(log):
+            assert alone.step(number) == step, number
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_inside_an_epoch_the_error_names_the_cure(kind: str) -> None:
+    [before], [after] = loaders(kind, OLD, FIRST, 1), loaders(kind, NEW, THEN, 1)
+    epoch_of([before], 0, 5)
+    with pytest.raises(ValueError, match="accept=") as refused:
+        after.load_state_dict(before.state_dict(), accept={"data"})
+    assert "accept={'data'} needs a state of the beginning or the end of an epoch" in str(refused.value)
+    assert "let them grow at the end of its epoch" in str(refused.value)
+    assert len(epoch_of([after], 0)) > 10, "what was refused changed nothing"
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_without_accept_the_error_names_it(kind: str) -> None:
+    [before], [after] = loaders(kind, OLD, FIRST, 1), loaders(kind, NEW, THEN, 1)
+    for one in (before.batch_sampler, before):
+        other = after.batch_sampler if one is before.batch_sampler else after
+        with pytest.raises(ValueError, match=r"go on with accept=[\[{]'data'[\]}]"):
+            other.load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_going_back_before_the_growth_is_refused_by_name(kind: str) -> None:
+    [before], [after] = loaders(kind, OLD, FIRST, 1), loaders(kind, NEW, THEN, 1)
+    epoch_of([before], 0)
+    before.set_epoch(1)
+    after.load_state_dict(before.state_dict(), accept={"data"})
+    epoch_of([after], 1, 3)
+    with pytest.raises(ValueError, match="epoch must be at least 1, where the data of this mixture grew, got 0"):
+        epoch_of([after], 0)
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_a_grown_mixture_is_reweighted_and_grows_again(kind: str) -> None:
+    [before], [after] = loaders(kind, OLD, FIRST, 1), loaders(kind, NEW, THEN, 1)
+    log = epoch_of([before], 0)
+    after.load_state_dict(before.state_dict(), accept={"data"})
+    after.set_epoch(1)
+    for batch in after:
+        log.append([batch])
+        if after.steps == 10:
+            draw, _ = after.reweight({"web": 1, "books": 0, "code": 1})
+            assert draw == 3072
+    larger = {**NEW, "code": 70}
+    [again] = loaders(kind, larger, THEN, 1)
+    again.load_state_dict(after.state_dict(), accept={"data"})
+    log += epoch_of([again], 2)
+    [alone] = loaders(kind, larger, THEN, 2)[:1]
+    alone.load_state_dict(again.state_dict())
+    assert [alone.step(number) for number in range(len(log))] == log
+    assert max(key for batches in log[-20:] for key in batches[0]) >= 450
