@@ -12,7 +12,7 @@ from strategies_of_sizes import examples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, bucketed_batching
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.costs import CountedCost, FunctionCapacity, PaddedCapacity
+from headrace.size_aware_batching.planning.costs import CountedCost, FunctionCost, PaddedCost
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.prepared import prepare
 from headrace.size_aware_batching.planning.strategies import BatchLists
@@ -22,12 +22,13 @@ from headrace.size_aware_batching.planning.strategies import BatchLists
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=50), st.integers(1, 400), st.integers(1, 8))
 def test_capacity_is_the_largest_count_that_fits(sizes: list[int], budget: int, multiple: int) -> None:
     array = np.array(sizes)
-    padded = PaddedCapacity(budget, multiple)(array)
+    padded = PaddedCost(multiple).capacity(budget, None).counts(array)
     for size, count in zip(sizes, padded.tolist(), strict=True):
         length = -(-size // multiple) * multiple
         assert (count == UNLIMITED) if length == 0 else count * length <= budget < (count + 1) * length
-    by_function = FunctionCapacity(lambda n, longest: n * longest, budget, 1000, multiple)(array)
-    assert by_function.tolist() == np.minimum(padded, 1000).tolist()
+    by_function = FunctionCost(multiple, function=lambda n, longest: n * longest).capacity(budget, 1000)
+    assert by_function.asked == 1000
+    assert by_function.counts(array).tolist() == np.minimum(padded, 1000).tolist()
 
 
 def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
@@ -110,3 +111,41 @@ def test_a_cost_that_is_a_product_of_columns_is_no_falling_one() -> None:
     assert all(voxels(len(batch), clips[batch].max(axis=0)) <= 20_000_000 for batch in plan)
     assert len(plan) < 0.8 * len(in_order.plan())
     assert plan.report(other=following).co_occurrence < 500  # 842 where all of an epoch is one window
+
+
+def units(count: int, largest: float) -> float:
+    return count * (largest + largest**2 / 1000)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_items": 7}, {"length_multiple": 8}, {"oversize": "own_batch"}])
+def test_a_function_is_the_same_however_many_samples_there_are(options: dict[str, Any]) -> None:
+    few, many = (
+        DistributedSizeAwareBatchSampler(sizes, 2000, cost=units, num_replicas=1, rank=0, **options)
+        for sizes in (np.arange(3, 303), np.tile(np.arange(3, 303), 3))
+    )
+    with pytest.raises(ValueError, match=r"differs in sizes \(900 samples, here 300\): construct"):
+        few.load_state_dict(many.state_dict())
+
+
+def test_shapes_are_held_against_the_budget_also_beyond_the_number_of_samples() -> None:
+    sizes, shape = np.arange(1, 301), (600, 300)
+    options: dict[str, Any] = {"shapes": [shape], "num_replicas": 1, "rank": 0}
+    for cost in ("padded", lambda count, largest: count * largest):
+        options["cost"] = cost
+        with pytest.raises(ValueError, match=r"shapes must fit max_total_size .* where 599 samples fit"):
+            DistributedSizeAwareBatchSampler(sizes, 179_999, **options)
+        assert DistributedSizeAwareBatchSampler(sizes, 180_000, **options).shapes == (shape,)
+    with pytest.raises(ValueError, match="where 4 samples fit"):
+        DistributedSizeAwareBatchSampler(sizes, 180_000, max_items=4, **options)
+
+
+def test_a_function_is_asked_for_no_more_than_max_items_also_by_a_report() -> None:
+    asked = list[int]()
+
+    def cost(count: int, largest: int) -> float:
+        asked.append(count)
+        return float(count * largest)
+
+    sampler = DistributedSizeAwareBatchSampler(np.arange(1, 100), 2000, cost=cost, max_items=8, num_replicas=1, rank=0)
+    assert sampler.report().fewest > 0
+    assert max(asked) == 8

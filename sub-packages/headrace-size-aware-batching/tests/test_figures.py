@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from sets_of_sizes import Sizes, atoms, crystals, integers, mixture, molecules, proteins, speech
 
 from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.planning.costs import PaddedCapacity
-from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.next_fit import cut_descending, next_fit
+from headrace.size_aware_batching.planning.costs import PaddedCost
+from headrace.size_aware_batching.planning.limits import CountLimits, SumLimits
 from headrace.size_aware_batching.report import co_occurrence
 
 N = 300_000
@@ -272,8 +271,7 @@ def repeated(epochs: list[BatchPlan]) -> float:
 
 
 def batches_in_random_order(sizes: Sizes, budget: int) -> int:
-    limits = Limits(budgets=(budget,))
-    return len(next_fit(sizes[np.random.default_rng(0).permutation(len(sizes))], limits)) - 1
+    return len(SumLimits((budget,)).next_fit(sizes[np.random.default_rng(0).permutation(len(sizes))])) - 1
 
 
 @pytest.mark.parametrize("strategy", ["stratified", "packed"])
@@ -329,7 +327,7 @@ def mega_batches(sizes: Sizes, budget: int, seed: int) -> BatchPlan:
     for start in range(0, len(order), length):
         mega = order[start : start + length]
         mega = mega[np.argsort(-sizes[mega], kind="stable")]
-        cuts = cut_descending(sizes[mega], Limits(capacity=PaddedCapacity(budget)))
+        cuts = CountLimits(capacity=PaddedCost().capacity(budget, None)).cut(sizes[mega])
         batches += np.split(mega, cuts[1:-1])
     offsets = np.cumsum([0, *map(len, batches)])
     return BatchPlan(np.concatenate(batches), offsets, sizes, (budget,), cost="padded")

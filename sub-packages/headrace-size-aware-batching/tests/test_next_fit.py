@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from strategies_of_sizes import Case, cases, examples
 
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.costs import PaddedCapacity
-from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.next_fit import cut_descending, next_fit
+from headrace.size_aware_batching.planning.costs import PaddedCost
+from headrace.size_aware_batching.planning.limits import CountLimits, SumLimits
 
 
 def greedy(sizes: list[int], budget: int, most: int, padded: bool) -> list[int]:
@@ -28,19 +27,19 @@ def greedy(sizes: list[int], budget: int, most: int, padded: bool) -> list[int]:
 @given(cases(), st.one_of(st.just(UNLIMITED), st.integers(1, 50)))
 def test_next_fit_is_the_greedy_loop(case: Case, most: int) -> None:
     sizes, budget = case
-    limits = Limits((budget,), most_items=most)
-    assert next_fit(sizes, limits).tolist() == greedy(sizes.tolist(), budget, most, padded=False)
-    capacity = Limits(capacity=PaddedCapacity(budget), most_items=most)
-    assert next_fit(sizes, capacity).tolist() == greedy(sizes.tolist(), budget, most, padded=True)
+    limits = SumLimits((budget,), most_items=most)
+    assert limits.next_fit(sizes).tolist() == greedy(sizes.tolist(), budget, most, padded=False)
+    padded = CountLimits(most_items=most, capacity=PaddedCost().capacity(budget, None))
+    assert padded.next_fit(sizes).tolist() == greedy(sizes.tolist(), budget, most, padded=True)
     falling = np.sort(sizes)[::-1]
-    assert cut_descending(falling, capacity).tolist() == greedy(falling.tolist(), budget, most, padded=True)
-    assert cut_descending(falling, limits).tolist() == greedy(falling.tolist(), budget, most, padded=False)
+    assert padded.cut(falling).tolist() == greedy(falling.tolist(), budget, most, padded=True)
+    assert limits.cut(falling).tolist() == greedy(falling.tolist(), budget, most, padded=False)
 
 
 @examples(50)
 @given(cases())
 def test_an_open_batch_is_left_for_the_next_piece(case: Case) -> None:
     sizes, budget = case
-    limits = Limits((budget,))
-    whole, piece = next_fit(sizes, limits).tolist(), next_fit(sizes, limits, last=False).tolist()
+    limits = SumLimits((budget,))
+    whole, piece = limits.next_fit(sizes).tolist(), limits.next_fit(sizes, last=False).tolist()
     assert piece == (whole[:-1] if len(whole) > 1 else whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.display import html, never_raises
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, columns_of, reduced
+from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
 from headrace.size_aware_batching.planning.distribution import n_steps
-from headrace.size_aware_batching.planning.packing import martello_toth
 from headrace.size_aware_batching.planning.pieces import shares_of
 from headrace.size_aware_batching.planning.shapes import Shapes
 from headrace.size_aware_batching.planning.units import round_up
@@ -114,7 +113,7 @@ class PlanReport:
     Args:
         batches: Number of batches.
         fewest: Lower bound of this number: no plan of these samples within the budgets and ``max_items`` has fewer, in
-            any order. A cost function is asked for no larger batches than the plan has: the bound is one for those.
+            any order.
         samples: Number of samples in them; pieces of a sample count as samples.
         items_min: Samples in the smallest batch.
         items_max: Samples in the largest batch.
@@ -316,8 +315,7 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
         return reduced(np.add, own, plan.offsets)
     cost = as_cost(plan.cost, plan.length_multiple)
     table, entries = planned_sizes(plan)
-    most = int(np.diff(plan.offsets).max())  # a cost function is asked for no larger batches
-    sizes, limits, _ = cost.prepare(table, [*plan.budget], most)
+    sizes, limits, _ = cost.prepare(table, [*plan.budget], plan.max_items)
     sizes = Shapes.of(plan.shapes).lengthened(sizes) if plan.shapes else sizes
     work, places = cost.work(sizes[entries], limits), np.arange(len(plan.indices))
     each: NDArray[np.float64] = work(places[None], plan.offsets)[0]
@@ -329,14 +327,8 @@ def fewest_batches(plan: BatchPlan) -> int:
     if not len(plan):
         return 0
     cost, (table, places) = as_cost(plan.cost, plan.length_multiple), planned_sizes(plan)
-    most = plan.max_items or int(np.diff(plan.offsets).max())
-    sizes, limits, _ = cost.prepare(table[places], [*plan.budget], most)
-    if limits.capacity is not None:  # a sample takes at least its share of the largest batch that may hold it
-        counts = np.clip(limits.capacity(sizes), 1, plan.max_items)
-        return math.ceil(float((1 / counts).sum()) - 1e-6)
-    columns = zip(columns_of(sizes).T, limits.budgets, strict=True)
-    by_count = -(-len(sizes) // (plan.max_items or len(sizes)))
-    return max(by_count, *(martello_toth(column, budget) for column, budget in columns))
+    sizes, limits, _ = cost.prepare(table[places], [*plan.budget], plan.max_items)
+    return replace(limits, most_items=plan.max_items or UNLIMITED).fewest(sizes)
 
 
 def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from headrace.size_aware_batching._validation import checked_flag, counted, one_
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
 from headrace.size_aware_batching.planning.grouped_micro_batches import GroupOn, plan_groups
-from headrace.size_aware_batching.planning.limits import Budget, Capacity, plain_budget
+from headrace.size_aware_batching.planning.limits import Budget, CountLimits, plain_budget
 from headrace.size_aware_batching.planning.micro_batches import (
     Assignment,
     Meet,
@@ -466,8 +466,10 @@ class _Step:
 
     def assign(self, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
         """Return rank and micro-batch of each sample, in the order of the sizes."""
-        if (capacity := self.prepared.limits.capacity) is not None:
-            return self._assign_padded(capacity, n_ranks, multiple, meet)
+        prepared, cost = self.prepared, self.prepared.cost if self.padded_work else None
+        if isinstance(prepared.limits, CountLimits):
+            order, padded = padded_largest_first(prepared.sizes, prepared.limits, self.own_work, cost)
+            return unsorted(order, plan_padded(padded, n_ranks, multiple, meet))
         order, samples = self._samples()
         return unsorted(order, plan_sums(samples, n_ranks, multiple, meet))
 
@@ -502,11 +504,6 @@ class _Step:
             parts = parts.astype(np.int64)
             work = parts.sum(axis=1)
         return largest_first(sizes, self.prepared.limits, work, parts)
-
-    def _assign_padded(self, capacity: Capacity, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
-        prepared, cost = self.prepared, self.prepared.cost if self.padded_work else None
-        order, samples = padded_largest_first(prepared.sizes, prepared.limits, capacity, self.own_work, cost)
-        return unsorted(order, plan_padded(samples, n_ranks, multiple, meet))
 
     def assign_alone(self, n_ranks: int, count: int, meet: Meet) -> tuple[Assignment, NDArray[np.int64]]:
         """Give each sample a micro-batch of its own, and each of the others the sample with least work."""

@@ -31,7 +31,6 @@ from headrace.size_aware_batching._validation import (
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.last_step import split_longest
 from headrace.size_aware_batching.planning.limits import checked_budget
-from headrace.size_aware_batching.planning.next_fit import cut_descending
 from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, StreamOversize
 from headrace.size_aware_batching.planning.random import random_words
 from headrace.size_aware_batching.sampler import Tally, collated, exact
@@ -302,7 +301,8 @@ class StreamBudget:
         (array([0, 2, 5, 6]), 2)
         """
         with np.errstate(over="ignore"):  # the count of a size of 1e-310 overflows to inf and is clamped
-            offsets = cut_descending(*self._streamed(descending))
+            sizes, limits = self._streamed(descending)
+            offsets = limits.cut(sizes)
         complete = len(offsets) - 2
         count = int(offsets[-1] - offsets[-2])
         if count > self.multiple and (over := count % self.multiple):

@@ -209,7 +209,7 @@ def fit_shapes(
         probes = Probes(
             lambda batch: step(batches_of(batch)), array, device, ranks, before, 1 - memory.reserve, warm_up
         )
-        fitting = _Fitting(probes, cost, memory.memory, budget, replace(prepared.limits, capacity=None))
+        fitting = _Fitting(probes, cost, memory.memory, budget, prepared.limits)
         with tqdm(total=len(pairs) * (1 + rounds), desc="fit_shapes", delay=1, leave=False) as bar:
             for count, length in pairs:
                 fitting.add(count, length)

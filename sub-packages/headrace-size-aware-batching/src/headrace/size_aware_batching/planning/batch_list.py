@@ -14,7 +14,6 @@ from headrace.size_aware_batching.planning.curriculum import TOGETHER, competenc
 from headrace.size_aware_batching.planning.distribution import chunk_length, shuffle_sorted_chunks
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.next_fit import next_fit
 from headrace.size_aware_batching.planning.order import Order, SliceOrder
 from headrace.size_aware_batching.planning.strata import Strata, index_type, narrowed
 from headrace.size_aware_batching.planning.windows import Packer, WindowPlan
@@ -136,7 +135,7 @@ class OrderedList(BatchList):
         while position < length:
             stop = min(length, position + reach)
             samples = self._order.take(position, stop)
-            offsets = next_fit(self.sizes[samples], self.limits, last=stop == length)
+            offsets = self.limits.next_fit(self.sizes[samples], last=stop == length)
             reach = min(2 * reach, LONGEST_CUT) if len(offsets) > 1 else 2 * reach
             if len(offsets) > 1:
                 yield samples[: offsets[-1]], offsets

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._validation import UNLIMITED, Number, one_of, real_number
-from headrace.size_aware_batching.planning.limits import Budget, Capacity, Limits, budgets_of
+from headrace.size_aware_batching.planning.limits import Budget, Capacity, CountLimits, Limits, SumLimits, budgets_of
 from headrace.size_aware_batching.planning.units import round_up, whole_limits, whole_units
 from headrace.size_aware_batching.sizes.read import any_column
 
@@ -28,6 +28,7 @@ Work = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]  # 
 Streamed = Callable[[NDArray[Any]], tuple[NDArray[Any], Limits]]  # descending sizes -> sizes and limits to cut them by
 
 PROBES = 256  # sizes at which a function's counts stand for it in a fingerprint
+FURTHEST = 2**20  # samples of a batch that a function is asked for, where max_items says no less
 REMEMBERED = 2**16  # distinct sizes whose count is kept for a stream, which may bring any number of them
 # Steps are balanced by their time, which is taken to be size + size**2 / turning for a sample, as of attention. The
 # turning size, where both parts are equal, is an assumption: the largest of 8 equal samples that fill a budget. Where
@@ -75,7 +76,7 @@ class Cost(ABC):
     def sample_work(self, sizes: NDArray[Any], limits: Limits) -> NDArray[np.float64]:
         """Return the work of each sample by itself."""
 
-    def digest(self, sizes: NDArray[Any], capacity: Capacity | None) -> Any:  # noqa: ARG002  # the name says it all
+    def digest(self, sizes: NDArray[Any], budget: Budget, max_items: int | None) -> Any:  # noqa: ARG002  # the name says it all
         """Return what stands for the cost in a fingerprint."""
         return self.name
 
@@ -109,7 +110,7 @@ class SumCost(Cost):
         if table is not sizes or len(over):
             # What fits a batch of its own does so in rounded units, too; what does not is left out, or clipped to fit.
             table = np.minimum(table.astype(np.int64), budgets if table.ndim == 2 else budgets[0])
-        return table, Limits(budgets, quadratic=quadratic(budgets[0] / LARGEST_IN_A_BUDGET)), over
+        return table, SumLimits(budgets, quadratic=quadratic(budgets[0] / LARGEST_IN_A_BUDGET)), over
 
     def of(self, sizes: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the sums."""
@@ -124,7 +125,7 @@ class SumCost(Cost):
 
         def prepared(descending: NDArray[Any]) -> tuple[NDArray[Any], Limits]:
             units, budgets = whole_units(descending, (limit,))
-            return units, Limits(budgets, most_items=most_items, multiple=multiple)
+            return units, SumLimits(budgets, most_items, multiple)
 
         return prepared
 
@@ -157,19 +158,19 @@ class CountedCost(Cost):
         """Return the cost of one batch by count and rounded largest size, or sizes."""
         return float(self.counted(np.array([count]), np.array([largest]))[0])
 
-    def capacity(self, budget: float, most: int, several: bool = False, remembered: int = UNLIMITED) -> Capacity:
-        """Return how many samples fit by their largest, up to ``most``; ``several``: a sample has a vector of sizes."""
-        return FunctionCapacity(self.one, budget, most, self.length_multiple, remembered, several)
+    def capacity(
+        self, budget: float, max_items: int | None, several: bool = False, remembered: int = UNLIMITED
+    ) -> Capacity:
+        """Return how many samples fit by their largest; ``several``: a sample has a vector of sizes."""
+        asked = max_items or FURTHEST
+        return Capacity(CountsByFunction(self.one, budget, asked, self.length_multiple, remembered, several), asked)
 
     def prepare(
         self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None, largest: int | None = None
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes, and how many samples fit one budget."""
-        if isinstance(budget, list) and len(budget) != 1:
-            raise ValueError(f"max_total_size must be one number for a cost function, got {shown(budget)}")
-        limit = budget[0] if isinstance(budget, list) else budget
-        capacity = self.capacity(limit, max_items or max(1, len(sizes)), several=sizes.ndim > 1)
-        limits = Limits(whole_budgets((limit,)), capacity, quadratic=quadratic(float(sizes.max(initial=1))))
+        capacity = self.capacity(one_budget(budget), max_items, several=sizes.ndim > 1)
+        limits = CountLimits(quadratic=quadratic(float(sizes.max(initial=1))), capacity=capacity)
         return sizes, limits, not_fitting(sizes, capacity, largest)
 
     def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # of the largest alone
@@ -183,8 +184,8 @@ class CountedCost(Cost):
 
     def streamed(self, limit: Number, most_items: int, multiple: int = 1) -> Streamed:
         """Return a function to the sizes themselves, and limits that remember what they counted."""
-        capacity = partial(at_least_one, self.capacity(limit, most_items, remembered=REMEMBERED))
-        limits = Limits(capacity=capacity, most_items=most_items, multiple=multiple)
+        capacity = self.capacity(limit, most_items, remembered=REMEMBERED)
+        limits = CountLimits(most_items=most_items, multiple=multiple, capacity=capacity).with_each()
         return lambda descending: (descending, limits)
 
     def work(self, sizes: NDArray[Any], limits: Limits) -> Work:
@@ -219,15 +220,21 @@ class PaddedCost(CountedCost):
         """Return the sizes, several columns reduced to one, and how many samples fit."""
         budgets = budgets_of(budget, sizes)
         turning = budgets[0] / LARGEST_IN_A_BUDGET if math.isfinite(budgets[0]) else float(sizes.max(initial=1))
-        capacity = self.capacity(budgets[0], UNLIMITED)
+        capacity = self.capacity(budgets[0], None)
         if sizes.ndim > 1:
             sizes, capacity = padded_columns(sizes, budgets, self.length_multiple)
-        limits = Limits(whole_budgets(budgets), capacity, quadratic=quadratic(turning))
+        limits = CountLimits(quadratic=quadratic(turning), capacity=capacity)
         return sizes, limits, not_fitting(sizes, capacity, largest)
 
-    def capacity(self, budget: float, most: int, several: bool = False, remembered: int = UNLIMITED) -> Capacity:  # noqa: ARG002  # by arithmetic
+    def capacity(
+        self,
+        budget: float,
+        max_items: int | None,  # noqa: ARG002  # by arithmetic
+        several: bool = False,  # noqa: ARG002  # columns are reduced to one
+        remembered: int = UNLIMITED,  # noqa: ARG002  # by arithmetic
+    ) -> Capacity:
         """Return the quotient of budget and size."""
-        return PaddedCapacity(budget, self.length_multiple)
+        return Capacity(partial(padded_counts, budget, self.length_multiple))
 
     def counted(self, counts: NDArray[np.int64], longest: NDArray[Any]) -> NDArray[np.float64]:
         """Return the products."""
@@ -255,16 +262,16 @@ class FunctionCost(CountedCost):
         largest: int | None = None,  # noqa: ARG002  # it has to look at the smallest, too
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes and how many samples fit; refuse a function that decreases."""
-        most, several = max_items or max(1, len(sizes)), sizes.ndim > 1
+        most, several = max_items or FURTHEST, sizes.ndim > 1
         if len(sizes):
             smallest, longest = (round_up(end, self.length_multiple) for end in (sizes.min(axis=0), sizes.max(axis=0)))
             ends = (smallest, longest) if several else (smallest.item(), longest.item())
             refuse_decreasing(self.function, *ends, most)
         return super().prepare(sizes, budget, max_items)
 
-    def capacity(self, budget: float, most: int, several: bool = False, remembered: int = UNLIMITED) -> Capacity:
-        """Return counts that are found by asking the function."""
-        return FunctionCapacity(self.function, budget, most, self.length_multiple, remembered, several)
+    def one(self, count: int, largest: Any) -> float:
+        """Return the function's value."""
+        return self.function(count, largest)
 
     def counted(self, counts: NDArray[np.int64], longest: NDArray[Any]) -> NDArray[np.float64]:
         """Return the function's values, asked once for each pair of count and size."""
@@ -277,15 +284,16 @@ class FunctionCost(CountedCost):
             costs.append(known[key])
         return np.array(costs, np.float64)
 
-    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # of the largest alone
+    def measure(self, count: int, largest: Number, total: Number) -> Number:
         """Return the function's value."""
-        return real_number(self.function(count, round_up(largest, self.length_multiple)), "cost")
+        return real_number(super().measure(count, largest, total), "cost")
 
-    def digest(self, sizes: NDArray[Any], capacity: Capacity | None) -> Any:
+    def digest(self, sizes: NDArray[Any], budget: Budget, max_items: int | None) -> Any:
         """Return the counts that it allows at some sizes: functions have no value of their own."""
-        if capacity is None or not len(sizes):
+        if not len(sizes):
             return self.name
-        return capacity(np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype))
+        probes = np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype)
+        return self.capacity(one_budget(budget), max_items, several=sizes.ndim > 1).counts(probes)
 
     def cure(self, over: NDArray[Any]) -> str:
         """Name the end of a memory model's range where that is the cause."""
@@ -334,9 +342,11 @@ def reduced(reduce: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64]) 
     return found
 
 
-def whole_budgets(budgets: tuple[float, ...]) -> tuple[int, ...]:
-    """Return budgets as integers, what they are compared with being exact already."""
-    return tuple(int(budget) if math.isfinite(budget) else UNLIMITED for budget in budgets)
+def one_budget(budget: Budget) -> float:
+    """Return the budget of a cost that sizes have only together."""
+    if isinstance(budget, list) and len(budget) != 1:
+        raise ValueError(f"max_total_size must be one number for a cost function, got {shown(budget)}")
+    return budget[0] if isinstance(budget, list) else budget
 
 
 def not_fitting(sizes: NDArray[Any], capacity: Capacity, largest: int | None = None) -> NDArray[np.int64]:
@@ -344,8 +354,8 @@ def not_fitting(sizes: NDArray[Any], capacity: Capacity, largest: int | None = N
     if not len(sizes):
         return np.zeros(0, np.int64)
     most = sizes.max(axis=0, keepdims=True) if largest is None else np.array([largest], sizes.dtype)
-    if capacity(most)[0] < 1:
-        return np.flatnonzero(capacity(sizes) < 1)
+    if capacity.counts(most)[0] < 1:
+        return np.flatnonzero(capacity.counts(sizes) < 1)
     return np.zeros(0, np.int64)
 
 
@@ -354,26 +364,19 @@ def given_work(work: NDArray[np.float64]) -> Work:
     return lambda places, offsets: np.add.reduceat(work[places], offsets[:-1], axis=1)
 
 
-@dataclass(frozen=True)
-class PaddedCapacity:
-    """How many samples fit when each is padded to the largest: n * largest <= budget."""
+def padded_counts(budget: float, length_multiple: int, sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return how many samples fit when each is padded to the largest: n * largest <= budget.
 
-    budget: float
-    length_multiple: int = 1
-
-    def __call__(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the count for each size as the largest.
-
-        >>> PaddedCapacity(100)(np.array([30, 50, 101])).tolist()
-        [3, 2, 0]
-        """
-        if self.budget >= UNLIMITED:
-            return np.full(len(sizes), UNLIMITED, np.int64)
-        longest = round_up(sizes, self.length_multiple)
-        with np.errstate(divide="ignore", over="ignore"):
-            counts = np.minimum(np.floor(self.budget / longest), UNLIMITED).astype(np.int64)
-        counts -= counts * longest > self.budget  # a quotient that was rounded up
-        return np.where(longest == 0, UNLIMITED, counts)
+    >>> padded_counts(100, 1, np.array([30, 50, 101])).tolist()
+    [3, 2, 0]
+    """
+    if budget >= UNLIMITED:
+        return np.full(len(sizes), UNLIMITED, np.int64)
+    longest = round_up(sizes, length_multiple)
+    with np.errstate(divide="ignore", over="ignore"):
+        counts = np.minimum(np.floor(budget / longest), UNLIMITED).astype(np.int64)
+    counts -= counts * longest > budget  # a quotient that was rounded up
+    return np.where(longest == 0, UNLIMITED, counts)
 
 
 def looked_up(ascending: NDArray[np.float64], counts: NDArray[np.int64], sizes: NDArray[Any]) -> NDArray[np.int64]:
@@ -390,28 +393,28 @@ def padded_columns(
     Exact, since the smallest count of a batch decides.
 
     >>> shares, capacity = padded_columns(np.array([[30, 10], [10, 30]]), (100, 60), 1)
-    >>> shares.tolist(), capacity(shares).tolist()
+    >>> shares.tolist(), capacity.counts(shares).tolist()
     ([0.3, 0.5], [3, 2])
     """
     columns = list(zip(sizes.T, budgets, strict=True))
-    counts = np.minimum.reduce([PaddedCapacity(budget, length_multiple)(column) for column, budget in columns])
+    counts = np.minimum.reduce([padded_counts(budget, length_multiple, column) for column, budget in columns])
     shares = np.maximum.reduce([round_up(column, length_multiple) / budget for column, budget in columns])
     distinct, inverse = np.unique(shares, return_inverse=True)
     table = np.full(len(distinct), UNLIMITED, np.int64)
     np.minimum.at(table, inverse.reshape(-1), counts)
-    return shares, partial(looked_up, distinct, np.minimum.accumulate(table))
+    return shares, Capacity(partial(looked_up, distinct, np.minimum.accumulate(table)))
 
 
 @dataclass(frozen=True)
-class FunctionCapacity:
-    """How many samples fit by a cost function, at most ``most``; found once for each distinct largest size.
+class CountsByFunction:
+    """How many samples fit by a cost function, up to ``asked``; found once for each distinct largest size.
 
     ``remembered``: how many of these counts are kept at most, about. ``several``: the cost takes a vector of sizes.
     """
 
     cost: CostFunction
     budget: float
-    most: int
+    asked: int = FURTHEST
     length_multiple: int = 1
     remembered: int = UNLIMITED
     several: bool = False
@@ -424,7 +427,7 @@ class FunctionCapacity:
         rounded = round_up(sizes[:, None] if self.several and sizes.ndim == 1 else sizes, self.length_multiple)
         distinct, inverse = np.unique(rounded, axis=0 if self.several else None, return_inverse=True)
         table = np.zeros(len(distinct), np.int64)
-        high = min(self.most, UNLIMITED)
+        high = self.asked
         for place, largest in enumerate(distinct.tolist()):
             key = tuple(largest) if self.several else largest
             if key not in self._known:
@@ -435,11 +438,6 @@ class FunctionCapacity:
             if not self.several:
                 high = self._known[key]  # a larger size allows no more
         return table[inverse.reshape(-1)]
-
-
-def at_least_one(capacity: Capacity, sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the counts of a capacity, 1 or more: every sample may have a batch of its own."""
-    return np.maximum(capacity(sizes), 1)
 
 
 def refuse_decreasing(cost: CostFunction, smallest: Any, largest: Any, most: int) -> None:

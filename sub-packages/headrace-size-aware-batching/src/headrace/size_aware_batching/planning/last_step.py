@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching.planning.limits import CountLimits
 from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 
@@ -102,8 +103,8 @@ def balance_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) 
     neighbours in size, and None where those have several columns or work of their own.
 
     >>> from headrace.size_aware_batching.planning.costs import SumCost
-    >>> from headrace.size_aware_batching.planning.limits import Limits
-    >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), Limits((8,)), SumCost(), None, np.zeros(0, np.int64))
+    >>> from headrace.size_aware_batching.planning.limits import SumLimits
+    >>> sized = PreparedSizes(np.array([5, 1, 4, 2]), SumLimits((8,)), SumCost(), None, np.zeros(0, np.int64))
     >>> samples, offsets = balance_evenly(sized, np.array([0, 1, 2, 3]), 2)
     >>> samples.tolist(), offsets.tolist()
     ([0, 1, 2, 3], [0, 2, 4])
@@ -111,13 +112,13 @@ def balance_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) 
     limits, sizes = sized.limits, sized.sizes[samples]
     if limits.multiple > 1:
         return None
-    if limits.capacity is not None and (sizes.ndim > 1 or sized.work is not None):
-        return None
-    work = sized.cost.sample_work(sizes, limits) if sized.work is None else sized.work[samples]
-    if limits.capacity is not None:
+    if isinstance(limits, CountLimits):
+        if sizes.ndim > 1 or sized.work is not None:
+            return None
+        work = sized.cost.sample_work(sizes, limits)
         order = np.argsort(sizes, kind="stable")[::-1]
-        most = np.minimum(limits.capacity(sizes[order]), limits.most_items)
-        return samples[order], even_offsets(work[order], most, n_batches)
+        return samples[order], even_offsets(work[order], limits.counts(sizes[order]), n_batches)
+    work = sized.cost.sample_work(sizes, limits) if sized.work is None else sized.work[samples]
     descending = np.argsort(-work, kind="stable")
     owner = np.empty(len(samples), np.int64)
     owner[descending] = lightest_first(work[descending].tolist(), n_batches)

@@ -31,7 +31,7 @@ from headrace.size_aware_batching.planning.curriculum import (
 )
 from headrace.size_aware_batching.planning.distribution import distribute_packed
 from headrace.size_aware_batching.planning.last_step import Batches
-from headrace.size_aware_batching.planning.limits import Limits
+from headrace.size_aware_batching.planning.limits import CountLimits, SumLimits
 from headrace.size_aware_batching.planning.list_plan import as_steps
 from headrace.size_aware_batching.planning.micro_batches import (
     NoPlanError,
@@ -42,7 +42,6 @@ from headrace.size_aware_batching.planning.micro_batches import (
     plan_exactly,
     whole_work,
 )
-from headrace.size_aware_batching.planning.next_fit import next_fit
 from headrace.size_aware_batching.planning.options import only_between_epochs
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder
 from headrace.size_aware_batching.planning.packing import lower_bound
@@ -484,14 +483,14 @@ def pack_step(sized: PreparedSizes, samples: NDArray[Any], num_replicas: int, ac
 def by_size(sized: PreparedSizes, samples: NDArray[Any]) -> tuple[NDArray[np.int64], Samples | PaddedSamples]:
     """Return the samples of a step, the largest first, ready for planning, and their order."""
     sizes, limits, cost = sized.sizes[samples], sized.limits, sized.cost
-    if limits.capacity is None:
+    if not isinstance(limits, CountLimits):
         work = cost.sample_work(sizes, limits) if sized.work is None else sized.work[samples]
         return largest_first(sizes, limits, whole_work(work))
     if sized.work is not None:
-        return padded_largest_first(sizes, limits, limits.capacity, sized.work[samples], None)
+        return padded_largest_first(sizes, limits, sized.work[samples], None)
     alone = np.arange(len(samples))
     own = np.asarray(cost.work(sizes, limits)(alone[None], np.append(alone, len(alone)))[0], np.float64)
-    return padded_largest_first(sizes, limits, limits.capacity, own, cost)
+    return padded_largest_first(sizes, limits, own, cost)
 
 
 def sure_batches(step: Samples | PaddedSamples) -> int:
@@ -507,7 +506,7 @@ def sure_batches(step: Samples | PaddedSamples) -> int:
     if isinstance(step, PaddedSamples):
         return len(step.cuts) - 1
     if step.sizes.shape[1] > 1:
-        return len(next_fit(step.sizes, Limits(tuple(step.budgets.tolist())))) - 1
+        return len(SumLimits(tuple(step.budgets.tolist())).next_fit(step.sizes)) - 1
     descending, budget = step.sizes[:, 0], int(step.budgets[0])
     by_sum = int(((np.cumsum(descending) - descending) // (budget - descending + 1)).max(initial=0)) + 1
     each = max(1, budget // max(1, int(descending.max(initial=0))))

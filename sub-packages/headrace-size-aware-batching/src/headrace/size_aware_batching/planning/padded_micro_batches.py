@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.costs import Cost, Work, given_work
 from headrace.size_aware_batching.planning.last_step import even_offsets, split_longest
-from headrace.size_aware_batching.planning.limits import Capacity, Limits
+from headrace.size_aware_batching.planning.limits import CountLimits
 from headrace.size_aware_batching.planning.micro_batches import (
     Assignment,
     Ints,
@@ -26,7 +26,6 @@ from headrace.size_aware_batching.planning.micro_batches import (
     seat,
     whole_work,
 )
-from headrace.size_aware_batching.planning.next_fit import cut_by_counts, cut_descending, largest_counts, next_fit
 
 BOUNDARIES = 256  # places, at most, where a micro-step may begin
 
@@ -35,13 +34,12 @@ BOUNDARIES = 256  # places, at most, where a micro-step may begin
 class PaddedSamples:
     """The samples of a step, the largest first.
 
-    ``sizes`` ``[n]`` or ``[n, k]``; ``capacity``, that of the limits; ``own_work`` ``[n]`` of a sample by itself,
-    ``work`` of lists of places; ``additive`` where that is the sum of ``own_work``.
+    ``sizes`` ``[n]`` or ``[n, k]``; ``own_work`` ``[n]`` of a sample by itself, ``work`` of lists of places;
+    ``additive`` where that is the sum of ``own_work``.
     """
 
     sizes: NDArray[np.float64] | Ints
-    limits: Limits
-    capacity: Capacity
+    limits: CountLimits
     own_work: NDArray[np.float64]
     work: Work
     additive: bool
@@ -52,18 +50,18 @@ class PaddedSamples:
     @property
     def cuts(self) -> Ints:
         """Where batches begin that are cut as late as they may be."""
-        return (cut_descending if self.sizes.ndim == 1 else next_fit)(self.sizes, self.limits)
+        return (self.limits.cut if self.sizes.ndim == 1 else self.limits.next_fit)(self.sizes)
 
 
 def largest_first(
-    sizes: NDArray[Any], limits: Limits, capacity: Capacity, own_work: NDArray[np.float64], cost: Cost | None
+    sizes: NDArray[Any], limits: CountLimits, own_work: NDArray[np.float64], cost: Cost | None
 ) -> tuple[Ints, PaddedSamples]:
     """Return samples sorted by size, and their order; without a cost their own work adds up."""
     largest = sizes if sizes.ndim == 1 else (sizes / np.maximum(sizes.max(axis=0), 1)).max(axis=1)
     order = np.lexsort((-own_work, -largest.astype(np.float64)))
     sizes, own = sizes[order], own_work[order]
     work = given_work(own) if cost is None else cost.work(sizes, limits)
-    return order, PaddedSamples(sizes, limits, capacity, own, work, cost is None)
+    return order, PaddedSamples(sizes, limits, own, work, cost is None)
 
 
 def plan_padded(samples: PaddedSamples, n_ranks: int, multiple: int, meet: Meet) -> Assignment:
@@ -73,8 +71,8 @@ def plan_padded(samples: PaddedSamples, n_ranks: int, multiple: int, meet: Meet)
         NoPlanError: If there are fewer samples than micro-batches.
     """
     limits, length = samples.limits, len(samples)
-    most = largest_counts(samples.sizes, samples.capacity, limits)
-    fewest = len(cut_by_counts(np.sort(most), limits)) - 1
+    most = limits.counts(samples.sizes)
+    fewest = len(limits.cut_by_counts(np.sort(most))) - 1
     cuts = samples.cuts
     at_once = n_ranks * multiple
     few, count = (-(-number // at_once) * multiple for number in (fewest, len(cuts) - 1))

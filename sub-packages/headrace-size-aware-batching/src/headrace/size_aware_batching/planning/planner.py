@@ -425,7 +425,7 @@ class SizeAwarePlanner:
             "sizes": samples.digest,
             "max_total_size": self.options.max_total_size,
             **self.options.parts,
-            "cost": prepared.cost.digest(lengths, prepared.limits.capacity),
+            "cost": prepared.cost.digest(lengths, self.options.max_total_size, self.options.max_items),
             "shapes": None if prepared.shapes is None else prepared.shapes.pairs(),
             "sampler": order,
             "seed": self.seed,

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
-from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.next_fit import largest_counts
+from headrace.size_aware_batching.planning.limits import CountLimits
 from headrace.size_aware_batching.planning.strata import index_type
 from headrace.size_aware_batching.planning.units import round_up
 
@@ -49,16 +47,16 @@ class Shapes:
             return sizes
         return self.lengths.astype(index_type(int(self.lengths[-1])))[self.places(sizes)]
 
-    def capacity(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
+    def rows(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
         """Return how many samples fit where each is the largest.
 
-        >>> Shapes.of([(8, 10), (4, 20)]).capacity(np.array([3, 11, 20, 21])).tolist()
+        >>> Shapes.of([(8, 10), (4, 20)]).rows(np.array([3, 11, 20, 21])).tolist()
         [8, 4, 4, 0]
         """
         return np.append(self.counts, 0)[np.searchsorted(self.lengths, sizes)]
 
 
-def choose_shapes(sizes: NDArray[Any], limits: Limits, n_shapes: int, length_multiple: int) -> Shapes:
+def choose_shapes(sizes: NDArray[Any], limits: CountLimits, n_shapes: int, length_multiple: int) -> Shapes:
     """Choose at most so many shapes, those that waste least.
 
     Waste is counted twice, each as a share: the padded elements over those of samples padded by themselves, and the
@@ -68,14 +66,14 @@ def choose_shapes(sizes: NDArray[Any], limits: Limits, n_shapes: int, length_mul
 
     Args:
         sizes: Those of the samples that are planned, whole numbers, shape ``[n]``.
-        limits: With a capacity.
+        limits: What a batch may hold.
         n_shapes: How many at most.
         length_multiple: Lengths are multiples of it.
     """
     lengths, members = distinct_lengths(sizes, length_multiple)
-    if limits.capacity is None or not len(lengths):
+    if not len(lengths):
         return Shapes(lengths, lengths)
-    counts = np.minimum(largest_counts(lengths, limits.capacity, limits), len(sizes))
+    counts = np.minimum(limits.counts(lengths), len(sizes))
     if limits.multiple > 1:
         counts -= np.where(counts > limits.multiple, counts % limits.multiple, 0)
     counts = np.minimum.accumulate(counts)
@@ -89,16 +87,15 @@ def choose_shapes(sizes: NDArray[Any], limits: Limits, n_shapes: int, length_mul
 
 
 def given_shapes(
-    pairs: Sequence[tuple[int, int]], sizes: NDArray[Any], limits: Limits, length_multiple: int, n_samples: int
+    pairs: Sequence[tuple[int, int]], sizes: NDArray[Any], limits: CountLimits, length_multiple: int
 ) -> Shapes:
     """Return shapes that were given; refuse some that are no shapes of these samples and limits.
 
     Args:
         pairs: Count and length of each, by length.
         sizes: Those of the samples that are planned, shape ``[n]``.
-        limits: With a capacity.
+        limits: What a batch may hold.
         length_multiple: As for `choose_shapes`.
-        n_samples: Of the data set, up to which the limits count.
     """
     shapes = Shapes.of(pairs)
     counts, lengths = shapes.counts, shapes.lengths
@@ -115,10 +112,9 @@ def given_shapes(
             f"shapes must hold every sample, got a longest one of {longest} and (count, length) {shown(pairs[-1])}: "
             "add a longer shape, or cut the samples and count them so with max_length="
         )
-    most = limits.most_items
-    fits = np.full(len(pairs), most) if limits.capacity is None else limits.capacity(lengths)
-    end = n_samples if most == UNLIMITED else most  # up to which capacities are counted
-    broken = (counts > np.where(fits < end, fits, most)) | ((counts > limits.multiple) & (counts % limits.multiple > 0))
+    most, fits = limits.most_items, limits.capacity.counts(lengths)
+    fits = np.where(fits < limits.capacity.asked, fits, most)
+    broken = (counts > np.minimum(fits, most)) | ((counts > limits.multiple) & (counts % limits.multiple > 0))
     if broken.any():
         place = int(broken.argmax())
         raise ValueError(

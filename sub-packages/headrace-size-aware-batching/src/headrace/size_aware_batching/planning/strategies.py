@@ -1,8 +1,8 @@
 """Strategies: which kind of list makes the batches of an epoch, and in which windows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,11 +18,10 @@ from headrace.size_aware_batching.planning.batch_list import (
     StrataList,
     WindowedList,
 )
-from headrace.size_aware_batching.planning.costs import Work, at_least_one, given_work
+from headrace.size_aware_batching.planning.costs import Work, given_work
 from headrace.size_aware_batching.planning.curriculum import Ramp, Stage, draw_stages, shortest_first
 from headrace.size_aware_batching.planning.last_step import Batches
-from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.next_fit import cut_by_counts, largest_counts, next_fit
+from headrace.size_aware_batching.planning.limits import CountLimits, Limits
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
@@ -210,7 +209,7 @@ def in_strata(
     else:
         sizes = sized.sizes if samples is None else sized.sizes[samples]
         strata = Strata(len(sizes), n_windows or strategy_windows(sizes, sized.limits, options))
-        by_function = len(sized.limits.budgets) < sized.columns  # one budget, for a cost of all columns together
+        by_function = not sized.limits.budgets  # of all columns together
         scale = sizes.max(axis=0).tolist() if by_function else sized.limits.budgets
         order, largest = kd_order(sizes, scale, strata, ranked=not by_function)
         descending = sizes[order]
@@ -255,25 +254,16 @@ def random_packing(density: Density) -> Callable[[NDArray[Any], Limits, Options,
 
 def sorted_packing(largest: NDArray[Any], limits: Limits, options: Options, _key: int | None) -> Packer:
     """Return how samples of similar size are cut into batches, in descending order."""
-    if options.shapes is not None and limits.capacity is not None:  # a group for each
-        return SortedPacking(cut_by_counts(limits.capacity(largest[:, 0]), limits), equal_groups(largest))
-    if limits.capacity is not None and largest.shape[1] > 1:
+    sizes = largest[:, 0] if largest.shape[1] == 1 else largest
+    if not isinstance(limits, CountLimits):
+        return SortedPacking(limits.next_fit(sizes), equal_groups(largest))
+    if options.shapes is not None:  # a group for each
+        return SortedPacking(limits.cut(sizes), equal_groups(largest))
+    if sizes.ndim > 1:
         # The largest values of a stratum's columns are those of no sample; each of its samples fits by itself.
-        alone = replace(limits, capacity=partial(at_least_one, limits.capacity))
-        return SortedPacking(next_fit(largest, alone), equal_groups(largest))
-    if limits.capacity is None:
-        column = largest[:, 0] if largest.shape[1] == 1 else largest
-        return SortedPacking(next_fit(column, limits), equal_groups(largest))
-    counts = largest_counts(largest[:, 0], limits.capacity, replace(limits, most_items=UNLIMITED))
-    longest = round_up(largest[:, 0], options.length_multiple)
-    return padded_packing(counts, longest, limits, tight=options.window is not None)
-
-
-def fewest_batches(sizes: NDArray[Any], limits: Limits) -> float:
-    """Return the volume bound on the number of batches."""
-    totals = np.atleast_1d(sizes.sum(axis=0, dtype=np.float64))
-    filled = float((totals / np.maximum(limits.budgets, 1)).max())
-    return max(filled, len(sizes) / limits.most_items)
+        return SortedPacking(limits.with_each().next_fit(sizes), equal_groups(largest))
+    longest = round_up(sizes, options.length_multiple)
+    return padded_packing(sizes, longest, limits, tight=options.window is not None)
 
 
 def strategy_windows(sizes: NDArray[Any], limits: Limits, options: Options) -> int:
@@ -283,7 +273,7 @@ def strategy_windows(sizes: NDArray[Any], limits: Limits, options: Options) -> i
 
 def stratified_windows(sizes: NDArray[Any], limits: Limits) -> float:
     """Return how many windows hold enough batches each."""
-    return fewest_batches(sizes, limits) / batches_of_window(1 if sizes.ndim == 1 else sizes.shape[1])
+    return limits.volume(sizes) / batches_of_window(1 if sizes.ndim == 1 else sizes.shape[1])
 
 
 def stratified_order_window(sized: PreparedSizes) -> int:
@@ -298,12 +288,12 @@ def bucketed_windows(sizes: NDArray[Any], limits: Limits) -> float:
     If no shuffle inside groups varies the batches, windows are short: two samples of a batch share one again as often
     as by chance, times the batches of a window.
     """
-    if limits.capacity is None:
-        return fewest_batches(sizes, limits) / SHORT
+    if limits.budgets:
+        return limits.volume(sizes) / SHORT
     if sizes.ndim == 1 or sizes.shape[1] == 1:
         return len(sizes) / BUCKETED
     # Neighbours in several columns need more of them to be alike in all.
-    return float((1 / limits.capacity(sizes)).sum()) / (8 * SHORT)
+    return limits.volume(sizes) / (8 * SHORT)
 
 
 def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
@@ -314,7 +304,7 @@ def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
     length = len(descending)
     if descending.ndim > 1:
         return max(1, round(length / PACKED_WINDOW))
-    fewest = fewest_batches(descending, limits)
+    fewest = limits.volume(descending)
     best, least = 1, np.inf
     for window in PACKED_WINDOWS:
         middle = max(1, round(length / window))

@@ -7,7 +7,7 @@ of an epoch, and the number of its batches is known before any window is drawn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.limits import Limits
-from headrace.size_aware_batching.planning.next_fit import cut_by_counts
+from headrace.size_aware_batching.planning.limits import CountLimits
 from headrace.size_aware_batching.planning.packing import lower_bound, martello_toth, pack, pack_evenly
 from headrace.size_aware_batching.planning.random import shuffle_groups
 from headrace.size_aware_batching.planning.redeal import rematch
@@ -201,33 +200,31 @@ class SortedPacking:
 Packer: TypeAlias = RandomPacking | SortedPacking  # a plan of one window for every epoch, always of as many batches
 
 
-def padded_packing(counts: NDArray[np.int64], longest: NDArray[Any], limits: Limits, tight: bool) -> SortedPacking:
-    """Cut batches by how many samples the cost allows where each is the largest, ascending; ``longest`` descends.
+def padded_packing(sizes: NDArray[Any], longest: NDArray[Any], limits: CountLimits, tight: bool) -> SortedPacking:
+    """Cut batches of descending sizes by how many samples the cost allows where each is the largest.
 
     Groups are of like cost, also where ``limits.most_items`` allows fewer: padding is then no batch more, but takes
-    time. ``tight``: at no cost in batches.
+    time. ``longest`` are the sizes as they are padded by themselves. ``tight``: at no cost in batches.
     """
     most = limits.most_items
-    counts = beyond_most(counts, longest, most)
+    counts = beyond_asked(replace(limits, most_items=UNLIMITED).counts(sizes), longest, limits.capacity.asked)
     groups = equal_groups(counts[:, None]) if tight else groups_from(wide_groups(counts, most), len(counts))
     begins = np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
-    return SortedPacking(cut_by_counts(np.minimum(counts[begins], most)[groups], limits), groups)
+    return SortedPacking(limits.cut_by_counts(np.minimum(counts[begins], most)[groups]), groups)
 
 
-def beyond_most(counts: NDArray[np.int64], longest: NDArray[Any], most: int) -> NDArray[np.int64]:
-    """Let counts that end at ``most`` grow as the size falls, as the counts of padded costs do, which stay as they are.
+def beyond_asked(counts: NDArray[np.int64], longest: NDArray[Any], asked: int) -> NDArray[np.int64]:
+    """Let counts that end where a cost was not asked further grow as the size falls, as those of padded costs do.
 
-    A cost function is asked for no larger batches: it may be a table, or know none.
-
-    >>> beyond_most(np.array([2, 4, 4, 4]), np.array([50, 30, 20, 10]), 4).tolist()
+    >>> beyond_asked(np.array([2, 4, 4, 4]), np.array([50, 30, 20, 10]), 4).tolist()
     [2, 4, 6, 12]
     """
-    capped = np.flatnonzero(counts >= most)
+    capped = np.flatnonzero(counts >= asked)
     if not len(capped):
         return counts
     shorter = np.maximum(longest[capped] / max(longest[capped[0]], 1 / UNLIMITED), 1 / UNLIMITED)
     further = counts.copy()
-    further[capped] = np.maximum(counts[capped], np.minimum(most / shorter, UNLIMITED).astype(np.int64))
+    further[capped] = np.maximum(counts[capped], np.minimum(asked / shorter, UNLIMITED).astype(np.int64))
     return further
 
 
