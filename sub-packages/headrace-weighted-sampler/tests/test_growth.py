@@ -264,6 +264,6 @@ def test_one_weight_per_sample_cannot_grow() -> None:
 )
 def test_a_mixture_is_made_again_from_its_state(options: dict[str, Any]) -> None:
     made = mixture({"a": 40, "empty": 0, "b": 9}, {"a": 0.7, "empty": 0, "b": 3}, seed=3, **options)
-    again = WeightedDistributedSampler.from_mixture(made.state_dict()["mixture"] or {}, 3, TOKENS)
+    again = WeightedDistributedSampler.from_mixture(made.state_dict()["mixture"] or {}, TOKENS)
     assert again.fingerprint == made.fingerprint
     assert [epoch_of(again, epoch) for epoch in (0, 7)] == [epoch_of(made, epoch) for epoch in (0, 7)]

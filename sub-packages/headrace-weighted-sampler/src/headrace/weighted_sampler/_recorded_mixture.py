@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, shown
 from headrace.weighted_sampler._caps import places_of
@@ -30,6 +31,7 @@ def recorded_mixture(
     spec: MixtureSpec,
     *,
     data: str,
+    seed: int,
     semantics: str | None,
     temperature: Weight | None,
     per: str,
@@ -52,6 +54,7 @@ def recorded_mixture(
         "ranges": [[begin, end] for begin, end in sources.ranges],
         "by_range": sources.by_range,
         "data": data,
+        "seed": seed,
         "weights": plain_weights(first[1]),
         "schedule": [[stage.start, plain_weights(weights)] for stage, weights in later],
         "semantics": semantics or ("ratio" if sources.by_range else "proportion"),
@@ -68,6 +71,13 @@ def recorded_mixture(
 def plain_weights(weights: Sequence[Fraction]) -> list[int | str]:
     """Return exact weights in JSON: an int, or a fraction such as "3/10"."""
     return [weight.numerator if weight.denominator == 1 else str(weight) for weight in weights]
+
+
+def is_plain_weight(weight: object) -> bool:
+    """Whether a weight is as states have it."""
+    if isinstance(weight, str):
+        return len(weight) < 2000 and re.fullmatch(r"[0-9]+/[1-9][0-9]*", weight) is not None
+    return type(weight) is int and weight >= 0
 
 
 def arguments_of(mixture: Any) -> dict[str, Any]:
@@ -100,12 +110,13 @@ def arguments_of(mixture: Any) -> dict[str, Any]:
             "stopping": mixture["stopping"],
             "max_passes": {keys[place]: passes for place, passes in caps} or None,
             "drop_last": mixture["drop_last"],
+            "seed": mixture["seed"],
         }
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise changed(error) from error
 
 
 def _fraction(plain: object) -> Fraction:
-    if not isinstance(plain, (int, str)) or isinstance(plain, bool) or len(str(plain)) > 2000:
+    if not is_plain_weight(plain):
         raise ValueError(f"weights must be ints and fractions, got {shown(plain)}")
-    return Fraction(plain)
+    return Fraction(cast("int | str", plain))

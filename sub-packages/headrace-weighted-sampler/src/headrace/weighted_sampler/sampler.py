@@ -4,7 +4,6 @@ from __future__ import annotations  # help() shows the names of types, not the u
 
 import math
 import operator
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from fractions import Fraction
@@ -21,7 +20,7 @@ from headrace.weighted_sampler._growth import Growth, changed, grown
 from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec, parse_mixture
 from headrace.weighted_sampler._permutation import Indices, below
-from headrace.weighted_sampler._recorded_mixture import arguments_of, plain_weights, recorded_mixture
+from headrace.weighted_sampler._recorded_mixture import arguments_of, is_plain_weight, plain_weights, recorded_mixture
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.cursor import EpochCursor
 from headrace.weighted_sampler._shared.display import never_raises
@@ -225,6 +224,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         self._recorded = recorded_mixture(
             spec,
             data=self._data,
+            seed=self.seed,
             semantics=semantics,
             temperature=temperature,
             per=per,
@@ -383,21 +383,18 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._plan([])
 
     @classmethod
-    def from_mixture(
-        cls, mixture: Mapping[str, Any], seed: int = 0, sizes: ArrayLike | None = None
-    ) -> WeightedDistributedSampler:
+    def from_mixture(cls, mixture: Mapping[str, Any], sizes: ArrayLike | None = None) -> WeightedDistributedSampler:
         """Return a sampler, for one rank, of the `mixture` that a state holds; the dataset is not needed.
 
         Args:
             mixture: As `mixture` returns it.
-            seed: Of the sampler.
             sizes: With ``per="token"``, the tokens of each sample; more are allowed, as data grow.
 
         Raises:
             ValueError: If the mixture was changed, or sizes are missing.
 
         >>> sampler = WeightedDistributedSampler(range(30), {(0, 10): 2, (10, 30): 1}, seed=4)
-        >>> WeightedDistributedSampler.from_mixture(sampler.mixture, seed=4).fingerprint == sampler.fingerprint
+        >>> WeightedDistributedSampler.from_mixture(sampler.mixture).fingerprint == sampler.fingerprint
         True
         """
         arguments = arguments_of(mixture)
@@ -406,7 +403,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             raise ValueError(f"sizes must be the tokens of {mixture['length']} samples, as the mixture is by tokens")
         arguments["sizes"] = np.asarray(sizes)[: mixture["length"]] if by_token else None
         try:
-            made = WeightedDistributedSampler(**arguments, seed=seed, num_replicas=1, rank=0)
+            made = WeightedDistributedSampler(**arguments, num_replicas=1, rank=0)
             made._data = str(mixture["data"])
             made.mixture = mixture
         except (TypeError, OverflowError) as error:
@@ -423,7 +420,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             made = copy(self)
             made.reweights, made.mixture = [], mixture
             return made
-        made = self.from_mixture(mixture, self.seed, self._sizes)
+        made = self.from_mixture(mixture, self._sizes)
         made._ranks = self._ranks
         return made
 
@@ -535,7 +532,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
     def _are_plain(self, weights: list[Any]) -> bool:
         """Whether weights are as `reweights` has them: one for each source."""
-        return len(weights) == len(self._spec.sources.parts) and all(map(_is_plain, weights))
+        return len(weights) == len(self._spec.sources.parts) and all(map(is_plain_weight, weights))
 
     def _by_source(self, weights: list[Any]) -> Any:
         """Plain weights as they were given for the first stage, by range or by position."""
@@ -833,10 +830,3 @@ def _are_prefixes(old: WeightedSources, new: WeightedSources) -> bool:
 
 def _some(ranges: Sequence[tuple[int, int]]) -> str:
     return ", ".join(map(str, ranges[:5])) + ", ..." * (len(ranges) > 5)
-
-
-def _is_plain(weight: object) -> bool:
-    """Whether a weight is as states have it."""
-    if isinstance(weight, str):
-        return len(weight) < 2000 and re.fullmatch(r"[0-9]+/[1-9][0-9]*", weight) is not None
-    return type(weight) is int and weight >= 0

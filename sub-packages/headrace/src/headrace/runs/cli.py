@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from headrace.runs import __version__
 from headrace.runs.checkpoints import CheckpointError, chosen, read_checkpoint
 from headrace.runs.data import check_data, export, open_data, parts_of, read_sizes, rows_of_step
-from headrace.runs.rebuilt import BY_SIZE, Run, epoch_of
+from headrace.runs.rebuilt import Run, epoch_of
 
 DAMAGE, INPUT, STOPPED = 1, 2, 130
 _INPUT_ERRORS = (ImportError, OSError, TypeError, ValueError)
@@ -163,6 +163,8 @@ def _change_lines(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for change in changes:
         what = [f"{name}={value}" for name, value in change.get("options", {}).items()]
         what += [f"{name} {change[name]:,}" for name in ("n", "world", "skip") if name in change]
+        if "mixture" in change:
+            what.append(f"a mixture of {_counted(len(change['mixture'].get('ranges', ())), 'source')}")
         if change.get("exclude"):
             what.append(f"leaves out {_counted(len(change['exclude']), 'sample')}")
         what += [
@@ -177,7 +179,7 @@ def _step(run: Run, options: argparse.Namespace, data: Any) -> dict[str, Any]:
     if not past and run.world is None and options.num_replicas is None:
         raise ValueError("the run had no step when the state was saved: give --num-replicas, the number of its ranks")
     sizes = None
-    if run.kind == BY_SIZE and options.sizes is not None:
+    if run.needs_sizes and options.sizes is not None:
         parts = [] if data is None else parts_of(data, options.data)
         sizes = read_sizes(options.sizes, parts, options.column)
     try:

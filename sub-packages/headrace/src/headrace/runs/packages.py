@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WEBDATAMODULE, SIZE_AWARE = "headrace-webdatamodule", "headrace-size-aware-batching"
+WEIGHTED = "headrace-weighted-sampler"
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from copy import deepcopy
 from typing import Any
 
 from headrace.runs.checkpoints import CheckpointError, Found
-from headrace.runs.packages import SIZE_AWARE, WEBDATAMODULE, needed
+from headrace.runs.packages import SIZE_AWARE, WEBDATAMODULE, WEIGHTED, needed
 
 EQUAL, BY_SIZE = "DistributedBatchSampler", "DistributedSizeAwareBatchSampler"
 _MOST_RANKS = 1 << 20  # a step of more would fill the memory
+_OTHER_TOKENS = "the mixture of this run had its shares of tokens by other sizes, which the state does not hold"
 IN_PYTHON = (
     "make the loader as in the training script, load the state into it, and call its samples_of_step(number) in Python"
 )
@@ -21,7 +22,7 @@ class Run:
 
     Attributes:
         kind: Name of the batch sampler's class.
-        settings: What holds at its position: "world", "n", "options", "exclude", "reweight".
+        settings: What holds at its position: "world", "n", "options", "exclude", "mixture", "reweight".
         n_samples: Number of samples of the dataset.
     """
 
@@ -51,38 +52,60 @@ class Run:
         """Number of ranks; None where the run had not begun."""
         return self.settings.get("world")
 
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether the sizes of samples decide its batches, or its order."""
+        mixture = self.settings.get("mixture")
+        return self.kind == BY_SIZE or (mixture is not None and mixture.get("per") == "token")
+
     def sampler(self, sizes: Any = None, num_replicas: int | None = None) -> Any:
         """Make the batch sampler, at the position of the state.
 
         Args:
-            sizes: Of the samples, where batches are planned by them.
+            sizes: Of the samples, where batches are planned by them, or shares of a mixture are those of tokens.
             num_replicas: Number of ranks of coming steps; by default as many as there were last.
 
         Raises:
             CheckpointError: The state was changed.
             ValueError: The sizes are others, or the record does not hold all that decides the batches.
         """
-        if self.settings["reweight"]:
+        if self.needs_sizes and sizes is None:
+            what = "batches of this run are planned" if self.kind == BY_SIZE else "the mixture of this run has shares"
             raise ValueError(
-                "the order of this run came from a mixture that got other weights, and the state does not hold its "
-                f"sources: {IN_PYTHON}"
+                f"{what} by the sizes of its samples: give --sizes FILE, or --data FOLDER and --sizes NAME, a column "
+                "or a member"
             )
+        if self.needs_sizes and len(sizes) < self.n_samples:
+            raise ValueError(f"--sizes must be those of {self.n_samples} samples, got {len(sizes)}")
         return (self._of_batches if self.kind == EQUAL else self._of_sizes)(sizes, num_replicas or self.world or 1)
 
-    def _of_batches(self, _: Any, world: int) -> Any:
+    def _mixture(self, sizes: Any) -> Any:
+        """The mixture that gave the order; None where the state holds none."""
+        if (mixture := self.settings.get("mixture")) is None:
+            return None
+        with needed(WEIGHTED, "a state of a run over a mixture"):
+            from headrace.weighted_sampler import WeightedDistributedSampler
+        tokens = sizes if sizes is None or sizes.ndim == 1 else sizes[:, 0]
+        try:
+            return WeightedDistributedSampler.from_mixture(mixture, tokens)
+        except ValueError as error:
+            raise CheckpointError(f"the state {self.found.path}: {error}") from error
+
+    def _of_batches(self, sizes: Any, world: int) -> Any:
         with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
             from headrace.webdatamodule import DistributedBatchSampler
-        made = DistributedBatchSampler(
-            self.n_samples, **self.settings["options"], seed=self.state["seed"], num_replicas=world, rank=0
-        )
+        options = {**self.settings["options"], "seed": self.state["seed"], "num_replicas": world, "rank": 0}
+        mixture = self._mixture(sizes)
+        made = DistributedBatchSampler(self.n_samples, **options, sampler=mixture)
         try:
             made.load_state_dict(self.state)
         except ValueError as error:
             if "has fingerprint=" not in str(error):
                 raise CheckpointError(f"the state {self.found.path}: {error}") from error
+            if mixture is not None:
+                raise ValueError(f"{_OTHER_TOKENS}: {IN_PYTHON}") from error
             raise ValueError(
-                "the order of this run came from a sampler, such as a mixture, and the state does not hold that: "
-                f"{IN_PYTHON}"
+                f"the order of this run came from a sampler, and the state does not hold that: {IN_PYTHON}"
             ) from error
         return made
 
@@ -96,24 +119,25 @@ class Run:
             raise ValueError(f"{functions[0]} of this run is a function, and the state does not hold that: {IN_PYTHON}")
         if options.get("tokens_per_step") is not None:
             raise ValueError("--step: steps of a run with tokens_per_step cannot be asked for, in Python neither")
-        if sizes is None:
-            raise ValueError(
-                "batches of this run are planned by the sizes of its samples: give --sizes FILE, or --data FOLDER and "
-                "--sizes NAME, a column or a member"
-            )
-        if len(sizes) < self.n_samples:
-            raise ValueError(f"--sizes must be those of {self.n_samples} samples, got {len(sizes)}")
+        mixture = self._mixture(sizes)
         rank: Any = "all" if self.settings.get("all") else 0
         try:
             made = DistributedSizeAwareBatchSampler(
-                sizes[: self.n_samples], **options, seed=self.state["seed"], num_replicas=world, rank=rank
+                sizes[: self.n_samples],
+                **options,
+                sampler=mixture,
+                seed=self.state["seed"],
+                num_replicas=world,
+                rank=rank,
             )
         except ValueError as error:
             raise ValueError(f"--sizes do not fit the options of this run: {error}") from error
         try:
             made.load_state_dict(self.state)
         except ValueError as error:
-            unknown = "; a sampler, work and functions are not in the state"
+            unknown = "; a sampler that is no mixture, work and functions are not in the state"
+            if mixture is not None and mixture.mixture["per"] == "token":
+                unknown += f"; {_OTHER_TOKENS}"
             raise ValueError(f"{str(error).partition(': construct')[0]}{unknown}: {IN_PYTHON}") from error
         return made
 
