@@ -1,0 +1,1 @@
+"""Trains on protein sequences of uneven length."""
