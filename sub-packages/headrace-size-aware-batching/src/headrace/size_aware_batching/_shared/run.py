@@ -351,9 +351,9 @@ class Run:
             for text in (some.notice, some.notice_once if rank == 0 else ""):
                 if text:
                     warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
-            for number in range(first, len(some.ends), stride):
-                # With all ranks a position lies behind each batch, else behind each step.
-                end = int(some.ends[number if self.all_ranks else number - rank + world - 1])
+            # With all ranks a position lies behind each batch, else behind each step.
+            ends = some.ends if self.all_ranks else some.ends[world - 1 :: world]
+            for number, end in zip(range(first, len(some.ends), stride), ends.tolist(), strict=True):
                 place = plan.place(end, began, world)
                 yield PlannedBatch(plan.keys(some.batch(number)), place, some.draws_of(number))
 
