@@ -69,9 +69,11 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
         round(n / padded[-1], 1) for n in padded
     ]
     for name in ("long", "short"):
-        _, asked, drawn, asked_tokens, drawn_tokens = row(first.stdout, name)
-        assert abs(int(drawn.replace(",", "")) - float(asked.replace(",", ""))) <= 1.5
-        assert abs(float(drawn_tokens.rstrip("%")) - float(asked_tokens.rstrip("%"))) < 5
+        _, _, asked, drawn, _ = row(first.stdout, name)
+        # Exact to a sample, of which the longest has 138 tokens.
+        assert abs(int(drawn.replace(",", "")) - int(asked.replace(",", ""))) <= 138
+    assert "training on batches of headrace: " in first.stdout
+    assert len(first.stderr.splitlines()) <= 1  # no progress bar without a terminal
     picture = tmp_path / "out" / "report.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 

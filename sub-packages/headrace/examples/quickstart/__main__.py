@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 HERE = Path(__file__).resolve().parents[4]
+PART = 4  # the ways that lose train on every fourth of their steps
 
 
 class Way(NamedTuple):
@@ -69,11 +70,11 @@ def shares(sizes: dict[str, NDArray[np.int64]], sampler: WeightedDistributedSamp
     """Return what was asked of each source, and what an epoch draws."""
     order, every = sampler.take(0, sampler.epoch_length), np.concatenate(list(sizes.values()))
     source_of = np.repeat(np.arange(len(sizes)), [len(part) for part in sizes.values()])
-    drawn = np.bincount(source_of[order], every[order], minlength=len(sizes))
+    tokens = np.bincount(source_of[order], every[order], minlength=len(sizes)).astype(np.int64)
     weights = [0.75, *[0.25 / (len(sizes) - 1)] * (len(sizes) - 1)] if len(sizes) > 1 else [1.0]
     return [
-        Share(source.name, source.size, source.asked * len(order), source.delivered, weight, part)
-        for source, weight, part in zip(sampler.report().sources, weights, drawn / drawn.sum(), strict=True)
+        Share(source.name, source.size, source.delivered, weight * int(tokens.sum()), int(part))
+        for source, weight, part in zip(sampler.report().sources, weights, tokens, strict=True)
     ]
 
 
@@ -95,17 +96,19 @@ def ways_of_batching(order: NDArray[np.int64], ours: Batches, sizes: NDArray[np.
     return ways
 
 
-def train(way: Way, data: Any, sizes: NDArray[np.int64], budget: int) -> Run:
-    """Train a fresh model for one epoch on a loader or a data module and return what it took."""
+def train(way: Way, data: Any, sizes: NDArray[np.int64], budget: int, part: int) -> Run:
+    """Train a fresh model on one of ``part`` steps of an epoch, or on all of them; return what the epoch takes."""
     torch.manual_seed(0)
     model = ByteTransformer(int(sizes.max()))
-    warm_up = {"tokens": torch.full((2, int(sizes.max())), PAD - 1)}
-    torch.autograd.backward(model.training_step(warm_up))  # the first step also sets things up
+    warm_up(model, int(sizes.max()))
     trainer = lightning.Trainer(
         max_epochs=1, accelerator="auto", devices=1, logger=False, enable_checkpointing=False,
-        enable_model_summary=False,
+        enable_model_summary=False, enable_progress_bar=sys.stderr.isatty(),
     )  # fmt: skip
-    print(f"training on batches of {way.name}")
+    padded = [len(batch) * int(sizes[batch].max()) for batch in way.batches]
+    share = sum(padded) / sum(padded[::part])
+    what = f"{len(padded[::part]):,} of {len(padded):,} steps" if part > 1 else f"{len(padded):,} steps"
+    print(f"training on batches of {way.name}: {what}", flush=True)
     begin, busy = time.perf_counter(), time.process_time()
     trainer.fit(model, data)
     seconds, busy = time.perf_counter() - begin, time.process_time() - busy
@@ -114,11 +117,29 @@ def train(way: Way, data: Any, sizes: NDArray[np.int64], budget: int) -> Run:
         rule=way.rule,
         counts=[len(batch) for batch in way.batches],
         real=[int(sizes[batch].sum()) for batch in way.batches],
-        padded=[len(batch) * int(sizes[batch].max()) for batch in way.batches],
+        padded=padded,
         budget=budget,
-        seconds=seconds,
-        busy=busy,
+        seconds=seconds * share,
+        busy=busy * share,
     )
+
+
+def warm_up(model: ByteTransformer, longest: int) -> float:
+    """Run a step of two long samples, as the first step also sets things up; return the seconds of a second one."""
+    for _ in range(2):
+        begin = time.perf_counter()
+        torch.autograd.backward(model.training_step({"tokens": torch.full((2, longest), PAD - 1)}))
+    return time.perf_counter() - begin
+
+
+def minutes(ways: Sequence[Way], sizes: NDArray[np.int64]) -> str:
+    """Return about how long all of it takes here, in words."""
+    longest = int(sizes.max())
+    seconds = warm_up(ByteTransformer(longest), longest) / (2 * longest)
+    padded = [sum(len(batch) * int(sizes[batch].max()) for batch in way.batches) for way in ways]
+    *losing, ours = padded
+    about = seconds * (sum(losing) / PART + 2 * ours) / 60  # ours once more, killed and resumed
+    return "less than a minute" if about < 1 else f"about {round(about)} minute{'s' * (round(about) > 1)}"
 
 
 def next_steps(budget: int) -> str:
@@ -127,7 +148,7 @@ def next_steps(budget: int) -> str:
     return f"""Next, your own data: a FASTA file, an LMDB or a folder DATA, whose samples have a MEMBER such as seq.txt
   {tools / "headrace-shards"} pack DATA shards
   {tools / "headrace-shards"} sizes shards MEMBER > sizes.txt
-  {tools / "headrace-batches"} sizes.txt --budget {budget}
+  {tools / "headrace-batches"} sizes.txt --budget {budget} --cost padded
 The last one shows how full your batches would be. Then train on them: {HERE / "docs" / "tutorial.md"}"""
 
 
@@ -135,9 +156,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the job and return the exit status."""
     options = arguments(words)
     kind = "sequences of the FASTA files" if options.fasta else "functions and docstrings of Python's standard library"
-    print(f"Data: {kind}, a token a byte, cut at {options.max_length:,}. Without a GPU it takes a few minutes.")
+    print(f"Data: {kind}, a token a byte, cut at {options.max_length:,}")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".isinstance.treespec, LeafSpec")  # lightning 2.6 under torch 2.13
     try:
         folders = folders_of(options)
     except ValueError as error:  # a file that is no FASTA file
@@ -161,10 +183,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     print(f"{len(draws):,} samples in batches of three kinds, budget: {options.budget:,} padded tokens a batch:")
     print("\n".join(f"  {way.name:<18}{way.rule}" for way in ways))
+    if not torch.accelerator.is_available():
+        print(f"Without a GPU this takes {minutes(ways, sizes)}.")
     runs = []
     for way in ways:
-        fixed = DataLoader(samples, batch_sampler=way.batches, collate_fn=padded)
-        runs.append(train(way, module if way is ours else fixed, sizes, options.budget))
+        fixed = DataLoader(samples, batch_sampler=way.batches[::PART], collate_fn=padded)
+        mine = way is ours
+        runs.append(train(way, module if mine else fixed, sizes, options.budget, 1 if mine else PART))
     rows = shares(by_source, sampler)
     more = mixture(by_source, 10 * options.tokens)(samples, num_replicas=1, rank=0, seed=0)
     rest = padding_of(sizes, list(make(sizes, sampler=more, num_replicas=1, rank=0, seed=0)))

@@ -27,8 +27,8 @@ class Run:
         real: Tokens of the samples in each step.
         padded: Tokens that the model processed in each step, padding included.
         budget: Tokens a step may hold at most.
-        seconds: Wall time of the epoch.
-        busy: Processor time of the epoch, in seconds; what else runs on the machine adds less to it.
+        seconds: Wall time of the epoch; where a part of its steps was trained, of so many times more tokens.
+        busy: Processor time likewise, in seconds; what else runs on the machine adds less to it.
     """
 
     name: str
@@ -53,14 +53,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Share:
-    """Draws of one source: how many exist, were asked for and were trained on, and the same for shares of tokens."""
+    """One source: its samples, how many were drawn, and the tokens that were asked for and drawn."""
 
     name: str
     size: int
-    asked: float
     drawn: int
     asked_tokens: float
-    drawn_tokens: float
+    tokens: int
 
 
 def padding_of(sizes: NDArray[np.int64], batches: Sequence[Sequence[int]]) -> float:
@@ -97,24 +96,32 @@ def run_table(runs: Sequence[Run], rest: float) -> str:
     rows.append(["  times headrace's", *(f"{run.busy / ours.busy:.1f}" for run in runs)])
     return (
         f"{table(rows)}\nMore samples to choose from leave less padding: ten times as many draws {rest:.1%}.\n"
-        "Other work on the machine adds to wall time, little to processor time.\n"
+        "Every fourth of the fixed batches was trained on; their times are scaled up to the epoch. Other work on the\n"
+        "machine adds to wall time, little to processor time.\n"
         "Fewer, larger steps may want another learning rate: docs/how-to/loss.md"
     )
 
 
 def share_table(shares: Sequence[Share]) -> str:
-    """Return asked-for and realised draws for each source."""
-    rows = [["source", "in the set", "draws asked for", "drawn", "tokens on average", "tokens drawn"]]
+    """Return the tokens asked for and drawn of each source."""
+    rows = [["source", "samples", "drawn", "tokens asked for", "tokens drawn", "share"]]
     return (
-        f"{table(rows + [share_row(share) for share in shares])}\n"
-        "Draws are exact, in whole samples. Tokens come to that share on average: the more draws, the nearer."
+        f"{table(rows + [share_row(share, shares) for share in shares])}\n"
+        "The mixture counts tokens: each source is never further from its share than its longest samples."
     )
 
 
-def share_row(share: Share) -> list[str]:
+def share_row(share: Share, shares: Sequence[Share]) -> list[str]:
     """Return one line of the mixture's table."""
-    parts = [f"{share.asked_tokens:.1%}", f"{share.drawn_tokens:.1%}"]
-    return [share.name, f"{share.size:,}", f"{share.asked:,.1f}", f"{share.drawn:,}", *parts]
+    part = share.tokens / sum(each.tokens for each in shares)
+    return [
+        share.name,
+        f"{share.size:,}",
+        f"{share.drawn:,}",
+        f"{share.asked_tokens:,.0f}",
+        f"{share.tokens:,}",
+        f"{part:.2%}",
+    ]
 
 
 def picture(runs: Sequence[Run], shares: Sequence[Share], outcome: Outcome, path: Path) -> None:
@@ -190,15 +197,15 @@ def draw_steps(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def draw_shares(axes: Axes, shares: Sequence[Share]) -> None:
-    """Draw asked-for and realised draws of each source; its tokens stand below."""
+    """Draw the tokens asked for and drawn of each source; its samples stand below."""
     places = range(len(shares))
-    left = axes.bar([p - 0.2 for p in places], [s.asked for s in shares], 0.4, color=GREY, label="asked for")
-    right = axes.bar([p + 0.2 for p in places], [s.drawn for s in shares], 0.4, color=BLUE, label="drawn")
-    axes.bar_label(left, labels=[f"{s.asked:,.1f}" for s in shares])
-    axes.bar_label(right, labels=[f"{s.drawn:,}" for s in shares])
-    tokens = [f"{s.name}\n{s.drawn_tokens:.1%} of the tokens\n(on average {s.asked_tokens:.1%})" for s in shares]
-    axes.set_xticks(places, tokens)
-    axes.set(title="The mixture: exact in samples", ylabel="samples")
+    left = axes.bar([p - 0.2 for p in places], [s.asked_tokens for s in shares], 0.4, color=GREY, label="asked for")
+    right = axes.bar([p + 0.2 for p in places], [s.tokens for s in shares], 0.4, color=BLUE, label="drawn")
+    axes.bar_label(left, labels=[f"{s.asked_tokens:,.0f}" for s in shares])
+    axes.bar_label(right, labels=[f"{s.tokens:,}" for s in shares])
+    axes.set_xticks(places, [f"{s.name}\n{s.drawn:,} of {s.size:,} samples" for s in shares])
+    axes.set(title="The mixture: exact in tokens, to a sample", ylabel="tokens")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.margins(y=0.3)  # room for the legend
     axes.legend(frameon=False)
 
