@@ -150,7 +150,7 @@ def test_no_shard_is_larger_than_asked(samples: Samples, bytes_per_pack: int, mo
         assert list(IndexedShards(root, decode=None)) == folded(samples)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SAMPLES, SIZES)
 def test_samples_take_no_more_than_is_said_before(samples: Samples, bytes_per_pack: int) -> None:
     said, last = OVERHEAD, 0

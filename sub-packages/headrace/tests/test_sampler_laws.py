@@ -55,8 +55,17 @@ def by_count(**options: Any) -> Maker:
     return make
 
 
+def mixed() -> Maker:
+    options: dict[str, Any] = {"weights": {(0, 30): 5, (30, 110): 3}, "epoch_length": 120}
+    return lambda **changed: WeightedDistributedSampler(range(len(SIZES)), **options | changed)
+
+
 def loaded(batches: Maker) -> Maker:
-    return lambda **ranks: ResumableLoader(range(len(SIZES)), batches(**ranks), collate_fn=list)
+    def make(n: int = len(SIZES), **ranks: Any) -> ResumableLoader:
+        made = batches(**ranks) if n == len(SIZES) else DistributedBatchSampler(n, 5, **ranks)
+        return ResumableLoader(range(n), made, collate_fn=list)
+
+    return make
 
 
 PLANNED = {
@@ -508,3 +517,32 @@ def test_what_is_refused_changes_nothing(make: Maker, refused: Callable[[Any], A
     assert saved(sampler) == state
     assert (len(sampler), sampler.remaining) == (len(expected), len(expected) - 3)
     assert list(batches) == expected[3:]
+
+
+REFUSED: dict[str, tuple[Maker, dict[str, Any], set[str], bool]] = {
+    "another budget": (by_size(), {"max_total_size": 50}, {"max_total_size"}, True),
+    "another strategy and oversize": (by_size(), {"strategy": "packed", "tail": "drop"}, {"strategy", "tail"}, True),
+    "another seed of sizes": (by_size(), {"seed": 3}, {"seed"}, False),
+    "another order of sizes": (by_size(), {"sampler": mixture}, {"sampler"}, False),
+    "another budget of blocks": (by_block(), {"max_total_size": 50}, {"max_total_size"}, False),
+    "another seed": (by_count(), {"seed": 3}, {"seed"}, False),
+    "another shuffle": (by_count(), {"shuffle": False}, {"shuffle"}, True),
+    "another order": (by_count(), {"sampler": mixture}, {"fingerprint"}, False),
+    "another seed of a mixture": (mixed(), {"seed": 3}, {"seed"}, False),
+    "another weight": (mixed(), {"weights": {(0, 30): 1, (30, 110): 1}}, {"options"}, False),
+    "other data of a loader": (loaded(by_count()), {"n": 3}, {"data"}, True),
+}
+
+
+@pytest.mark.parametrize(("make", "changed", "differences", "acceptable"), REFUSED.values(), ids=REFUSED)
+def test_what_a_refused_state_differs_in_is_data(
+    make: Maker, changed: dict[str, Any], differences: set[str], acceptable: bool
+) -> None:
+    sampler = make(num_replicas=1, rank=0)
+    list(islice(sampler, 3))
+    with pytest.raises(ValueError, match=r"state|checkpoint") as refused:
+        make(num_replicas=1, rank=0, **changed).load_state_dict(saved(sampler))
+    error: Any = through_pickle(refused.value)
+    assert (set(error.differences), bool(error.acceptable)) == (differences, acceptable)
+    assert str(error).startswith(error.reason)
+    assert str(error) == str(refused.value)

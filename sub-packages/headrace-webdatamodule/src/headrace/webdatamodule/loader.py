@@ -33,7 +33,6 @@ from headrace.webdatamodule.loading.batch_reading import (
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, sample_place
 from headrace.webdatamodule.loading.data_sketch import data_sketch, what_differs
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
-from headrace.webdatamodule.loading.equal_plan import DATA
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
 from headrace.webdatamodule.loading.iteration import (
     Iteration,
@@ -49,7 +48,7 @@ from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, se
 from headrace.webdatamodule.loading.padding import padded_beyond
 from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
-from headrace.webdatamodule.loading.state_dict import check_loader_state, loader_state
+from headrace.webdatamodule.loading.state_dict import DATA, check_loader_state, loader_state
 from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.shards import IndexedShards
 

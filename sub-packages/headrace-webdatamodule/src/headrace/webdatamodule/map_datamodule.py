@@ -409,7 +409,7 @@ class MapDataModule(BaseDataModule):
             loader._restore(train, accept)
         except ValueError as error:
             same_data = train.get("fingerprint") == self._fingerprint(Split.train)
-            cure = error if "accept=" in str(error) else cure  # which can be accepted
+            cure = error if getattr(error, "acceptable", ()) else cure
             reason = f"{changed}; {cure}" if changed and same_data else error
             raise ValueError(f"the checkpoint does not fit: {reason}") from error
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.weighted_sampler._arguments import SEED_BOUND, listed, short
 from headrace.weighted_sampler._shared.checks import checked_int
+from headrace.weighted_sampler._shared.states import StateMismatchError
 
 DIGEST_DIGITS = 16
 
@@ -57,14 +58,16 @@ def check_state(
             f"of {owner}; load it into an object of the class whose state_dict() returned it"
         )
     if type(state["version"]) is not int or state["version"] != version:
-        raise ValueError(
-            f"state has version {short.repr(state['version'])}, this release reads version {version}; "
-            "load it with the release that wrote it"
+        raise StateMismatchError(
+            f"state has version {short.repr(state['version'])}, this release reads version {version}",
+            "load it with the release that wrote it",
+            ["version"],
         )
     if checked_int("state['seed']", state["seed"], 0, SEED_BOUND - 1) != seed:
-        raise ValueError(
-            f"state was saved with seed={state['seed']}, this {owner} has seed={seed}: their orders differ; "
-            f"construct it with seed={state['seed']}"
+        raise StateMismatchError(
+            f"state was saved with seed={state['seed']}, this {owner} has seed={seed}",
+            f"their orders differ; construct it with seed={state['seed']}",
+            ["seed"],
         )
 
 
@@ -74,9 +77,10 @@ def check_fingerprint(saved: str, own: str, widths: Mapping[str, int], faults: M
     for part, width in widths.items():
         begin, end = end, end + width
         if saved[begin:end] != own[begin:end]:
-            raise ValueError(
-                f"state was saved with {faults[part]} (fingerprint {saved}, here {own}); "
-                "resume with the data and options of the saved run"
+            raise StateMismatchError(
+                f"state was saved with {faults[part]} (fingerprint {saved}, here {own})",
+                "resume with the data and options of the saved run",
+                [part],
             )
 
 

@@ -94,24 +94,26 @@ class Run:
     def _of_batches(self, sizes: Any, world: int) -> Any:
         with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
             from headrace.webdatamodule import DistributedBatchSampler
+            from headrace.webdatamodule._shared.states import StateMismatchError
         options = {**self.settings["options"], "seed": self.state["seed"], "num_replicas": world, "rank": 0}
         mixture = self._mixture(sizes)
         made = DistributedBatchSampler(self.n_samples, **options, sampler=mixture)
         try:
             made.load_state_dict(self.state)
-        except ValueError as error:
-            if "has fingerprint=" not in str(error):
-                raise CheckpointError(f"the state {self.found.path}: {error}") from error
+        except StateMismatchError as error:
             if mixture is not None:
                 raise ValueError(f"{_OTHER_TOKENS}: {IN_PYTHON}") from error
             raise ValueError(
                 f"the order of this run came from a sampler, and the state does not hold that: {IN_PYTHON}"
             ) from error
+        except ValueError as error:
+            raise CheckpointError(f"the state {self.found.path}: {error}") from error
         return made
 
     def _of_sizes(self, sizes: Any, world: int) -> Any:
         with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
             from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+            from headrace.size_aware_batching._shared.states import StateMismatchError
         options = dict(self.settings["options"])
         if "block" in options:
             raise ValueError(f"this run planned its batches block by block, and the state has no shards: {IN_PYTHON}")
@@ -134,11 +136,13 @@ class Run:
             raise ValueError(f"--sizes do not fit the options of this run: {error}") from error
         try:
             made.load_state_dict(self.state)
-        except ValueError as error:
+        except StateMismatchError as error:
             unknown = "; a sampler that is no mixture, work and functions are not in the state"
             if mixture is not None and mixture.mixture["per"] == "token":
                 unknown += f"; {_OTHER_TOKENS}"
-            raise ValueError(f"{str(error).partition(': construct')[0]}{unknown}: {IN_PYTHON}") from error
+            raise ValueError(f"{error.reason}{unknown}: {IN_PYTHON}") from error
+        except ValueError as error:
+            raise CheckpointError(f"the state {self.found.path}: {error}") from error
         return made
 
 

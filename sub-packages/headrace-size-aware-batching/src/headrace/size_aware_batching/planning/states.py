@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.record import RECORD
+from headrace.size_aware_batching._shared.states import StateMismatchError
 from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA
@@ -20,23 +21,12 @@ _CURES = {
 }
 # What the fingerprint of a mixture covers, as it says itself, and the usual cause of another one.
 _OF_A_MIXTURE = "its data, weights, semantics, sizes, epoch_length, drop_last or an earlier part of its schedule"
+_EXPECTED = "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got"
+_OTHER_CLASS = "of another class or version of headrace", "load it where it was saved"
 _REWEIGHTED = (
     "; the state holds a reweight of its run at draw {draw:,} and applies it by itself: construct the mixture with "
     "the weights of the run's beginning"
 )
-
-
-class StateMismatchError(ValueError):
-    """A state of other settings.
-
-    Attributes:
-        differences: Names of the arguments that differ.
-        acceptable: What ``accept=`` has to name to resume; empty if that is not possible.
-    """
-
-    def __init__(self, message: str, differences: Sequence[str], acceptable: Collection[str] = ()) -> None:
-        super().__init__(message)
-        self.differences, self.acceptable = tuple(differences), frozenset(acceptable)
 
 
 def checked_state(state: Any, name: str, version: int, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
@@ -60,7 +50,8 @@ def checked_state(state: Any, name: str, version: int, seed: int, more: Sequence
     for key, own in (("version", version), ("seed", seed)):
         if state[key] != own:
             cure = _CURES[key].format(seed=shown(state["seed"]))
-            raise ValueError(f"state[{key!r}] must be {own!r} for this sampler, got {shown(state[key])}: {cure}")
+            reason = f"state[{key!r}] must be {own!r} for this sampler, got {shown(state[key])}"
+            raise StateMismatchError(reason, cure, [key])
     if not set(state) >= set(RECORD):
         raise ValueError("state must have step, starts and run as state_dict() returned them: it was changed")
     position = checked_int("position", state["position"], high=2**62 - 1)
@@ -98,10 +89,7 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
         return False
     parts, settings = planner.parts(), planner.settings
     if not has_parts(parts, other):
-        raise ValueError(
-            "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got that of another "
-            "class or version of headrace: load it where it was saved"
-        )
+        raise StateMismatchError(f"{_EXPECTED} that {_OTHER_CLASS[0]}", _OTHER_CLASS[1], ["version"])
     n, options = settings["n"], recorded["options"]
     n_recorded = recorded.get("n", n)
 
@@ -142,8 +130,8 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
     if _OF_A_MIXTURE in details.values() and recorded["reweight"]:
         cure += _REWEIGHTED.format(draw=recorded["reweight"][-1][0])
     raise StateMismatchError(
-        "state['fingerprint'] must be that of the same sizes, budget, options and sampler, got one that differs in "
-        f"{_listed(names, details)}: construct the sampler as in the run that saved it{cure}",
+        f"{_EXPECTED} one that differs in {_listed(names, details)}",
+        f"construct the sampler as in the run that saved it{cure}",
         names,
         acceptable,
     )
@@ -153,13 +141,13 @@ def refuse_other_settings(parts: Mapping[str, Any], own: str, other: str) -> Non
     """Refuse a state of a sampler whose settings cannot change, if it is of others."""
     if other == own:
         return
-    message = "state['fingerprint'] must be that of the same shards, budget and options, got "
+    expected = "state['fingerprint'] must be that of the same shards, budget and options, got"
     if not has_parts(parts, other):
-        raise ValueError(f"{message}that of another class or version of headrace: load it where it was saved")
+        raise StateMismatchError(f"{expected} that {_OTHER_CLASS[0]}", _OTHER_CLASS[1], ["version"])
     names = differing(parts, own, other)
     raise StateMismatchError(
-        f"{message}one that differs in {_listed(names, {name: _short(parts[name]) for name in names})}: construct the "
-        "sampler as in the run that saved it, or start a new run",
+        f"{expected} one that differs in {_listed(names, {name: _short(parts[name]) for name in names})}",
+        "construct the sampler as in the run that saved it, or start a new run",
         names,
     )
 

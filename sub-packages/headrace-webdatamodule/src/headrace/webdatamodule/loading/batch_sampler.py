@@ -13,9 +13,10 @@ from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.webdatamodule._shared.run import Run
 from headrace.webdatamodule._shared.run_sampler import RunSampler
-from headrace.webdatamodule.loading.equal_plan import DATA, EqualOptions, EqualPlanner
+from headrace.webdatamodule.loading.equal_plan import EqualOptions, EqualPlanner
 from headrace.webdatamodule.loading.next_use import PermutationUses, ranks_of_node
 from headrace.webdatamodule.loading.options import seed_int
+from headrace.webdatamodule.loading.state_dict import DATA
 from headrace.webdatamodule.loading.user_sampler import NoUserSampler, UserSampler
 
 CHANGEABLE = ("batch_size", "drop_last", "shuffle")  # arguments that a run may change

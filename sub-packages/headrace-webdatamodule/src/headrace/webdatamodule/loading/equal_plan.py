@@ -14,15 +14,18 @@ import numpy.typing as npt
 from headrace.webdatamodule._shared.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.webdatamodule._shared.record import RECORD
 from headrace.webdatamodule._shared.run import History
+from headrace.webdatamodule._shared.states import StateMismatchError
 from headrace.webdatamodule.loading.permutation import Shuffle
-from headrace.webdatamodule.loading.state_dict import check_state
+from headrace.webdatamodule.loading.state_dict import DATA, check_state
 from headrace.webdatamodule.loading.user_sampler import NOT_MIXED, Mixed, NoUserSampler, UserSampler
 
 VERSION = 3  # of states
-DATA = "data"  # samples that were appended
 _AHEAD = 2**14  # places of the order that are worked out together
 _CHANGED = "state['run'] must be as state_dict() returned it: it was changed"
 # What the fingerprint of a mixture covers, as it says itself, and the usual cause of another one.
+_OTHER_RUN = (
+    "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without the checkpoint"
+)
 _OF_A_MIXTURE = "its data, weights, semantics, sizes, epoch_length, drop_last and the earlier part of its schedule"
 _REWEIGHTED = (
     "the state holds a reweight of its run at draw {draw:,} and applies it by itself: construct the mixture with "
@@ -282,8 +285,8 @@ class EqualPlanner:
     def accepts(self, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]) -> bool:
         """Return whether a state is of other settings that are accepted; refuse those that are not."""
         epoch: int = state["epoch"]
-        own = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint_at(epoch)}
-        if state["fingerprint"] == own["fingerprint"]:
+        own, saved = self.fingerprint_at(epoch), state["fingerprint"]
+        if saved == own:
             return False
         options = vars(self.options)
         n, then = recorded.get("n", self.n), {**options, **recorded["options"]}
@@ -294,20 +297,19 @@ class EqualPlanner:
             others = {name: accepted.get(name, value) for name, value in options.items()}
             old = {name: recorded[name] for name in ("mixture", "reweight") if DATA in accepted and name in recorded}
             old |= {"options": others, "n": accepted.get(DATA, self.n), "exclude": ()}
-            if self.at({**self.settings, **old}).fingerprint_at(epoch) == state["fingerprint"]:
+            if self.at({**self.settings, **old}).fingerprint_at(epoch) == saved:
                 return True
-        try:
-            check_state(state, self.name, own, ("epoch", "position"), RECORD)
-        except ValueError as error:
+        cure = _OTHER_RUN
+        if changed:
             here = {**options, DATA: f"{self.n} samples"}
             differs = ", ".join(f"{name} ({value}, here {here[name]})" for name, value in changed.items())
-            cure = f"; it differs in {differs}: go on with accept={sorted({*changed, *accept})}" if changed else ""
-            if not changed and self.order.is_mixture:
-                cure = f"; of the mixture it covers {_OF_A_MIXTURE}"
-                if recorded["reweight"]:
-                    cure += f"; {_REWEIGHTED.format(draw=recorded['reweight'][-1][0])}"
-            raise ValueError(f"{error}{cure}") from None
-        return True
+            cure += f"; it differs in {differs}: go on with accept={sorted({*changed, *accept})}"
+        elif self.order.is_mixture:
+            cure += f"; of the mixture it covers {_OF_A_MIXTURE}"
+            if recorded["reweight"]:
+                cure += f"; {_REWEIGHTED.format(draw=recorded['reweight'][-1][0])}"
+        reason = f"{self.name}: checkpoint has fingerprint={saved!r}, got fingerprint={own!r}"
+        raise StateMismatchError(reason, cure, [*changed] or ["fingerprint"], changed)
 
     def state_of(self, _epoch: int, _place: Place) -> dict[str, Any]:
         """Return nothing: the position and the record tell all."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headrace.webdatamodule._shared.states import StateMismatchError
+
 # Of the states of loaders and data modules, which lie in one another in a checkpoint; raised when a key comes, goes or
 # means something else in any of them. Batch samplers have versions of their own.
 STATE_VERSION = 1
+DATA = "data"  # samples that were appended, in `accept=`
 LARGEST = 2**62  # no number in a state is as large
 _CURES = {
     "seed": "use that seed, or start without the checkpoint",
-    "fingerprint": "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without "
-    "the checkpoint",
 }
 _OTHER_DATA = "another kind of dataset, other samples or shards, another number or order, or other names of sources"
 
@@ -44,10 +45,11 @@ def check_state(
     if state["version"] != own["version"]:
         versions = f"checkpoint has version={state['version']}, this release reads {own['version']}"
         cure = "it was saved by another version of headrace; resume with that one, or start without the checkpoint"
-        raise ValueError(f"{kind}: {versions}: {cure}")
+        raise StateMismatchError(f"{kind}: {versions}", cure, ["version"])
     for name, value in own.items():
         if name != "version" and state[name] != value:
-            raise ValueError(f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}: {_CURES[name]}")
+            reason = f"{kind}: checkpoint has {name}={state[name]!r}, got {name}={value!r}"
+            raise StateMismatchError(reason, _CURES[name], [name])
 
 
 def loader_state(
@@ -101,15 +103,20 @@ def check_loader_state(
         _check_growth(state, name, prefix)
     elif state["fingerprint"] != fingerprint:
         found = differs(state.get("data")) or _OTHER_DATA
-        raise ValueError(
+        raise StateMismatchError(
             f"checkpoint is of other {name} data ({found}): it has fingerprint={state['fingerprint']!r}, "
-            f"got {fingerprint!r}; resume with the data it was saved with, go on with accept={{'data'}} where samples "
-            "were appended, or start without the checkpoint"
+            f"got {fingerprint!r}",
+            "resume with the data it was saved with, go on with accept={'data'} where samples were appended, or start "
+            "without the checkpoint",
+            [DATA],
+            [DATA],
         )
     if (was := state.get("seed_per", "step")) != seed_per:
-        raise ValueError(
+        raise StateMismatchError(
             f"checkpoint has seed_per={was!r}, got seed_per={seed_per!r}, with which transforms draw other random "
-            "numbers: use that of the checkpoint, or start without it"
+            "numbers",
+            "use that of the checkpoint, or start without it",
+            ["seed_per"],
         )
     batches, steps, epoch = state["batch_sampler"], state["steps"], state["epoch"]
     if not isinstance(batches, Mapping):
