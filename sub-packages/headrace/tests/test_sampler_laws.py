@@ -519,7 +519,7 @@ def test_what_is_refused_changes_nothing(make: Maker, refused: Callable[[Any], A
     assert list(batches) == expected[3:]
 
 
-REFUSED: dict[str, tuple[Maker, dict[str, Any], set[str], bool]] = {
+MISMATCHES: dict[str, tuple[Maker, dict[str, Any], set[str], bool]] = {
     "another budget": (by_size(), {"max_total_size": 50}, {"max_total_size"}, True),
     "another strategy and oversize": (by_size(), {"strategy": "packed", "tail": "drop"}, {"strategy", "tail"}, True),
     "another seed of sizes": (by_size(), {"seed": 3}, {"seed"}, False),
@@ -534,7 +534,7 @@ REFUSED: dict[str, tuple[Maker, dict[str, Any], set[str], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "changed", "differences", "acceptable"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("make", "changed", "differences", "acceptable"), MISMATCHES.values(), ids=MISMATCHES)
 def test_what_a_refused_state_differs_in_is_data(
     make: Maker, changed: dict[str, Any], differences: set[str], acceptable: bool
 ) -> None:
