@@ -250,6 +250,10 @@ def test_samples_over_the_budget_are_skipped_or_alone_and_positions_go_on_behind
     sizes = sizes[np.random.default_rng(1).permutation(len(sizes))]
     over = set(np.flatnonzero(sizes > case[1]).tolist())
     options: dict[str, Any] = {"block": block, "oversize": oversize}
+    if oversize == "skip" and len(over) == len(sizes):
+        with pytest.raises(ValueError, match="oversize='skip' must leave samples to train on"):
+            all_ranks((sizes, case[1]), way, world, tail="pad", **options)
+        return
     with pytest.warns(UserWarning, match="left out") if oversize == "skip" else _quiet():
         ranks = all_ranks((sizes, case[1]), way, world, tail="pad", **options)
     found = samples(ranks)
@@ -639,3 +643,14 @@ def test_a_damaged_note_is_counted_again_and_a_directory_that_cannot_be_is_a_war
         assert len(make((SIZES, 300), plan_cache=tmp_path)) == length
     with pytest.raises(TypeError, match="plan_cache must be the path of a directory"):
         make((SIZES, 300), plan_cache=5)
+
+
+@pytest.mark.filterwarnings("ignore:[0-9]+ samples? (is|are) left out")
+def test_blocks_that_are_all_skipped_are_refused() -> None:
+    few = BlockwiseSizeAwareBatchSampler([[50], [60, 3]], 40, block=1, shuffle=False, oversize="skip")
+    assert list(few) == [[2]]
+    none = BlockwiseSizeAwareBatchSampler([[50], [60, 70]], 40, block=1, shuffle=False, oversize="skip")
+    with pytest.raises(
+        ValueError, match=r"oversize='skip' must leave samples to train on, got 3 samples that all exceed"
+    ):
+        list(none)

@@ -183,7 +183,7 @@ def test_an_order_without_take_is_read_once_an_epoch(strategy: Strategy) -> None
 
 def test_an_order_of_indices_that_do_not_exist_is_refused() -> None:
     sampler = DistributedSizeAwareBatchSampler([1, 2], 5, strategy="sequential", sampler=[0, 5])
-    with pytest.raises(IndexError, match="sampler must give indices from 0 to 1, got 5"):
+    with pytest.raises(ValueError, match="sampler must give indices from 0 to 1, got 5"):
         list(sampler)
 
 
@@ -904,3 +904,17 @@ def test_work_that_does_not_add_up_to_a_finite_number_is_refused() -> None:
         with pytest.raises(ValueError, match=r"work must add up to a finite number, got up to 1e\+308"):
             call()
     assert DistributedSizeAwareBatchSampler([5] * 40, 12, work=work / 100).report().imbalance == 1
+
+
+@pytest.mark.filterwarnings("ignore:1 sample is left out")
+@pytest.mark.parametrize(
+    "options", [{}, {"strategy": "packed"}, {"strategy": "sequential"}, {"cost": "padded"}, {"tokens_per_step": 100}]
+)
+def test_a_budget_that_skips_every_sample_is_refused(options: dict[str, Any]) -> None:
+    own: dict[str, Any] = {"num_replicas": 1, "rank": 0, "oversize": "skip", **options}
+    what = (
+        "oversize='skip' must leave samples to train on, got 2 samples that all exceed max_total_size=40 by themselves"
+    )
+    with pytest.raises(ValueError, match=what):
+        DistributedSizeAwareBatchSampler([50, 60], 40, **own)
+    assert list(DistributedSizeAwareBatchSampler([50, 3], 40, num_replicas=1, rank=0, oversize="skip")) == [[1]]

@@ -257,6 +257,10 @@ def test_most_items_and_multiples(case: Case, way: Way, most: int, multiple: int
 @given(cases(), ways, st.sampled_from(["skip", "own_batch"]), st.integers(1, 3))
 def test_samples_that_are_too_large(case: Case, way: Way, oversize: Oversize, giants: int) -> None:
     sizes = np.concatenate([case[0], np.full(giants, case[1] + 1)])
+    if oversize == "skip" and giants == len(sizes):
+        with pytest.raises(ValueError, match="oversize='skip' must leave samples to train on"):
+            make((sizes, case[1]), way, oversize=oversize)
+        return
     sampler = make((sizes, case[1]), way, oversize=oversize)
     named = list(range(len(case[0]), len(sizes)))
     assert sampler.oversize_indices.tolist() == named

@@ -406,7 +406,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             made = WeightedDistributedSampler(**arguments, num_replicas=1, rank=0)
             made._data = str(mixture["data"])
             made.mixture = mixture
-        except (TypeError, OverflowError) as error:
+        except (ArithmeticError, LookupError, TypeError) as error:
             raise changed(error) from error
         made._recorded = {**made._recorded, "data": made._data} if made._recorded else None
         return made

@@ -34,7 +34,7 @@ from headrace.size_aware_batching.planning.last_step import Balance, Batches, ba
 from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_empty
 from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
-from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, skipped_notice
+from headrace.size_aware_batching.planning.prepared import PreparedSizes, all_are_skipped, prepare, skipped_notice
 from headrace.size_aware_batching.planning.states import checked_state, refuse_other_settings
 from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes
@@ -350,6 +350,8 @@ class BlockPlan:
             listed = True
             yield steps._replace(notice_once="\n".join(notices))
             notices.clear()
+        if self.end and not positions.listed and not place.position:
+            raise all_are_skipped(self.end, planner.options.max_total_size)
         if notices:  # of blocks at the end that have no batch
             nothing = np.zeros(0, np.int64)
             yield Steps(nothing, np.zeros(1, np.int64), nothing, notice_once="\n".join(notices))

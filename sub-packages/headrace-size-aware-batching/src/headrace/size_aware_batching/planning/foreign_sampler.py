@@ -336,7 +336,7 @@ class SamplerOrder:
 def _checked(taken: NDArray[Any], n_samples: int) -> NDArray[Any]:
     if len(taken) and not (taken.min() >= 0 and taken.max() < n_samples):
         bad = taken[(taken < 0) | (taken >= n_samples)][0]
-        raise IndexError(f"sampler must give indices from 0 to {n_samples - 1}, got {bad}")
+        raise ValueError(f"sampler must give indices from 0 to {n_samples - 1}, got {bad}")
     return taken
 
 

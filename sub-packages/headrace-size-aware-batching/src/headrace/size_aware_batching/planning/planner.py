@@ -32,7 +32,13 @@ from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOpt
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.plan_cache import Sorted
-from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare, skipped_notice, without
+from headrace.size_aware_batching.planning.prepared import (
+    PreparedSizes,
+    all_are_skipped,
+    prepare,
+    skipped_notice,
+    without,
+)
 from headrace.size_aware_batching.planning.samples import Samples
 from headrace.size_aware_batching.planning.states import accepts, checked_state
 from headrace.size_aware_batching.planning.strategies import BatchLists
@@ -87,6 +93,8 @@ class SizeAwarePlanner:
         known, to_plan = samples.known, samples.to_plan
         largest = known.largest if known is not None and to_plan is samples.sizes else None
         prepared = prepare(to_plan, options.max_total_size, options, largest=largest)
+        if len(prepared.sizes) and not prepared.n_samples:
+            raise all_are_skipped(len(prepared.sizes), options.max_total_size)
         prepared = replace(prepared, work=samples.planned_work)
         made = cls(name, samples, options, prepared, order, seed, mixed=order.mixed)
         if made.tokens is not None:

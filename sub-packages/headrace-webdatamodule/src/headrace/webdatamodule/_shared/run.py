@@ -275,7 +275,7 @@ class Run:
             plans = [self._first_plan(epoch, first.settings)] if later else []
             for part in later:
                 position = part.change["position"] if part.change else 0
-                plans.append(self.planner.at(part.settings).rest(epoch, plans[-1], position))
+                plans.append(self._planner_at(part.settings).rest(epoch, plans[-1], position))
             self._timelines = {other: known for other, known in self._timelines.items() if other == self.epoch}
             self._timelines[epoch] = plans
         return self._timelines[epoch]
@@ -284,7 +284,16 @@ class Run:
         """Return the plan with which a recorded epoch began."""
         record = self._record
         history = History(record.first_world() or self.world, lambda past: record.settings(past, 0))
-        return self.planner.at(settings).plan(epoch, history)
+        return self._planner_at(settings).plan(epoch, history)
+
+    def _planner_at(self, settings: Settings) -> Planner:
+        """Return the planner for recorded settings."""
+        try:
+            return self.planner.at(settings)
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"state['run'] must hold settings as state_dict() returned them: it was changed ({error!r})"
+            ) from error
 
     def _settings(self, world: int | None = None) -> dict[str, Any]:
         """Return the current settings, as the record stores them."""
