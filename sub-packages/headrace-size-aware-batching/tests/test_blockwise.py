@@ -212,7 +212,8 @@ def test_steps_are_skipped_and_ranks_change_in_the_middle_of_an_epoch(
 def test_each_step_is_known_beforehand_and_what_each_tail_does(
     case: Case, way: Way, block: int, world: int, tail: Tail
 ) -> None:
-    listed = list(make(case, way, block=block))
+    balanced = {} if way[0] == "sequential" else {"balanced_ranks": world}
+    listed = list(make(case, way, block=block, **balanced))
     options: dict[str, Any] = {"block": block, "tail": tail}
     if tail == "drop" and 0 < len(listed) < world:
         with pytest.raises(ValueError, match="tail='drop' must leave each of"):

@@ -43,11 +43,11 @@ def test_a_cost_is_evaluated_a_few_times_for_each_distinct_size() -> None:
     options = Options("bucketed", cost=cost)
     lists = BatchLists(prepare(sizes, 16_000, options), options)
     for epoch_key in range(5):
-        for _ in lists.of_epoch(epoch_key).batches():
+        for _ in lists.of_epoch(epoch_key, 1).batches():
             pass
     assert calls <= 2000 * 2 * 15  # a search by doubling and halving for each size, whatever the epochs
     before = calls
-    for _ in lists.of_epoch(5).batches():
+    for _ in lists.of_epoch(5, 1).batches():
         pass
     assert calls == before
 
@@ -63,10 +63,10 @@ def test_a_cost_is_evaluated_once_for_each_size_of_a_dataset_of_many() -> None:
 
     sizes, options = np.arange(2**16, 2**16 + 70_000), Options("sequential", cost=cost, shuffle=False)
     lists = BatchLists(prepare(sizes, 2**18, options), options)
-    lists.of_epoch(0).count()
+    lists.of_epoch(0, 1).count()
     before = calls
     for epoch_key in (1, 2):
-        lists.of_epoch(epoch_key).count()
+        lists.of_epoch(epoch_key, 1).count()
     assert calls == before
 
 

@@ -369,11 +369,13 @@ def test_the_first_batches_are_short_and_the_rest_is_not_starved() -> None:
     sampler, plain = made(LENGTHS, 16384, 500), made(LENGTHS, 16384, None)
     longest = [int(LENGTHS[batch].max()) for batch in sampler]
     usual = [int(LENGTHS[batch].max()) for batch in plain]
-    assert np.mean(longest[:64]) < 0.3 * np.mean(usual)
+    assert np.mean(longest[:64]) < 0.35 * np.mean(usual)
     assert np.mean(longest[:64]) < np.mean(longest[64:192]) < np.mean(longest[192:500])
     assert sampler.report().fill == plain.report().fill
     assert sampler.report(0).padding == plain.report(0).padding
-    assert sampler.plan().report(8).imbalance == pytest.approx(plain.plan().report(8).imbalance, abs=0.005)
+    of_8 = {"num_replicas": 8, "rank": 0}
+    imbalances = [made(LENGTHS, 16384, steps, **of_8).report().imbalance for steps in (500, None)]
+    assert imbalances[0] == pytest.approx(imbalances[1], abs=0.005)
 
 
 def test_epochs_behind_the_ramp_are_as_without_it() -> None:

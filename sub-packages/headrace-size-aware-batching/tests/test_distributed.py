@@ -554,7 +554,7 @@ def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:
         ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be from 0 to 1 with num_replicas=2, got 2"),
         ({"window": 0}, ValueError, "window must be an int >= 1, got 0"),
         ({"balanced_ranks": 0}, ValueError, "balanced_ranks must be an int from 1 to .*, got 0"),
-        ({"balanced_ranks": None}, TypeError, "balanced_ranks must be an int from 1 to .*, got None"),
+        ({"balanced_ranks": 1.5}, TypeError, "balanced_ranks must be an int from 1 to .*, got 1.5"),
         ({"balanced_ranks": 8, "strategy": "sequential"}, ValueError, "balanced_ranks=8 goes with .*: leave it out"),
         ({"sampler": 5}, TypeError, "sampler must be an iterable of indices, got int"),
         ({"shuffle": "yes"}, TypeError, "shuffle must be True or False, got 'yes'"),

@@ -43,7 +43,7 @@ def test_steps_are_balanced_by_the_work_that_is_given() -> None:
     options = Options()
     imbalances = []
     for given_work in (None, work):
-        planned = BatchLists(replace(prepare(sizes, 800, options), work=given_work), options).of_epoch(1)
+        planned = BatchLists(replace(prepare(sizes, 800, options), work=given_work), options).of_epoch(1, 8)
         batches = [np.add.reduceat(work[indices], offsets[:-1]) for indices, offsets in planned.batches()]
         per_batch = np.concatenate(batches)
         steps = per_batch[: len(per_batch) // 8 * 8].reshape(-1, 8)

@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "repeats": ({"tail": "pad"}, ValueError, "tail must be 'split' or 'drop' with tokens_per_step, got 'pad'"),
     "window": ({"window": 50}, ValueError, "window must be None with tokens_per_step"),
-    "ranks": ({"balanced_ranks": 8}, ValueError, "balanced_ranks must be 64 with tokens_per_step, .* got 8"),
+    "ranks": ({"balanced_ranks": 8}, ValueError, "balanced_ranks must be None with tokens_per_step, .* got 8"),
     "multiple": (PADDED | {"batch_size_multiple": 4}, ValueError, "batch_size_multiple must be 1 with tokens_per_step"),
     "accumulate alone": ({"tokens_per_step": None, "accumulate": 3}, ValueError, "accumulate=3 goes with tokens_per_"),
     "accumulate nothing": ({"accumulate": 0}, ValueError, "accumulate must be an int >= 1, got 0"),

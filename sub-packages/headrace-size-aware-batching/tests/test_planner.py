@@ -21,7 +21,7 @@ def test_an_order_is_planned_once_for_all_numbers_of_batches(strategy: Strategy)
         asked += stop - start
         return np.arange(start, stop)
 
-    planned = BatchLists(prepare(sizes, 1000, options), options).of_epoch(7, order=SliceOrder(len(sizes), give))
+    planned = BatchLists(prepare(sizes, 1000, options), options).of_epoch(7, 8, order=SliceOrder(len(sizes), give))
     count = planned.count()
     assert asked <= 2 * len(sizes)  # next-fit looks twice at what a chunk leaves over
     for number in (0, 17, count // 2, count - 1):

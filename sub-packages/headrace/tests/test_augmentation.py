@@ -58,7 +58,7 @@ def crops(world: int, workers: int = 0, **options: Any) -> set[tuple[float, ...]
 BATCHES: dict[str, dict[str, Any]] = {
     "counted": {"batch_size": 3},
     "by size": {
-        "batch_sampler": partial(DistributedSizeAwareBatchSampler, max_total_size=20),
+        "batch_sampler": partial(DistributedSizeAwareBatchSampler, max_total_size=20, balanced_ranks=6),
         "sizes": [1 + i * 7 % 9 for i in range(46)],
     },
     "by tokens": {

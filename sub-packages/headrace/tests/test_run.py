@@ -97,6 +97,7 @@ OTHERS = st.dictionaries(st.sampled_from(list(OPTIONS)), st.integers(0, 3), max_
         pytest.param(2, 40, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:successive steps hold")
 def test_whatever_happens_to_a_loop_over_batches_by_size(workers: int, examples: int) -> None:
     ranks, some = st.integers(1, 2 if workers else 4), st.integers(1, 15)
     events = st.one_of(

@@ -88,7 +88,8 @@ class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
         max_length: Sizes count as at most this; the collate function has to cut the samples.
         window: Samples that are planned together.
         balanced_ranks: Number of ranks for which steps have equal work, as in `DistributedSizeAwareBatchSampler`.
-            Groups restart in each block, so some steps straddle two groups: give a multiple of your number of ranks.
+            Groups restart in each block, so some steps straddle two groups: a multiple of your number of ranks balances
+            them better.
         plan_cache: Directory that records the number of batches of each block. All ranks and later runs then share the
             counting for ``len()``: each begins with other blocks, and reuses the counts of the others. Best on a file
             system that all nodes share. Not for a shuffled ``"sequential"``. None: every process counts all.
@@ -134,7 +135,7 @@ class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
         mesh: Mesh | None = None,
         max_length: float | Sequence[float | None] | None = None,
         window: int | None = None,
-        balanced_ranks: int = 64,
+        balanced_ranks: int | None = None,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
         options = SamplerOptions.of(locals())

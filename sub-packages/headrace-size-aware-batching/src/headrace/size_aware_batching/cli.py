@@ -68,7 +68,7 @@ def parser() -> Parser:
     add("--batch-size-multiple", type=int, default=1, metavar="N", help="batches hold a multiple of this many samples")
     add("--length-multiple", type=int, default=1, metavar="N", help="padded lengths are a multiple of this")
     add("--shapes", type=int, metavar="N", help="maximum number of (count, length) shapes of padded batches")
-    add("--balanced-ranks", type=int, default=64, metavar="N", help="world size to balance steps for (default 64)")
+    add("--balanced-ranks", type=int, metavar="N", help="world size to balance steps for (default --num-replicas)")
     add(
         "--oversize",
         choices=OVERSIZE,

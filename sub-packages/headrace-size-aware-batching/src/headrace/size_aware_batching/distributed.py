@@ -22,6 +22,7 @@ from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.distribution import n_steps
 from headrace.size_aware_batching.planning.foreign_sampler import OwnOrder, SamplerOrder
+from headrace.size_aware_batching.planning.list_plan import ACCEPTED, notice_of_waves
 from headrace.size_aware_batching.planning.optimizer_steps import TokenPlan
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, Oversize, SamplerOptions, Strategy, Tail
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
@@ -36,9 +37,10 @@ Batch = TypeVar("Batch")
 class DistributedSizeAwareBatchSampler(SizeAwareSampler):
     """Batches that fill a budget and never exceed it, the same number of them on every rank.
 
-    The list of batches is a function of the sizes, the options, the seed and the epoch alone. In step s, rank r gets
-    the batch ``s * num_replicas + r`` of that list: the world size only decides which rank reads which batch. Any
-    position is found without planning the batches before it.
+    The list of batches is a function of the sizes, the options, the seed and the epoch, and its order also of the
+    number of ranks with which the run began. In step s, rank r gets the batch ``s * num_replicas + r`` of that list:
+    the current world size only decides which rank reads which batch. Any position is found without planning the batches
+    before it.
 
     The budget counts the sum of the sizes. Batches that ``collate_fn`` pads exceed it silently: for these give
     ``cost="padded"``. Usually these three arguments are enough.
@@ -128,11 +130,11 @@ class DistributedSizeAwareBatchSampler(SizeAwareSampler):
         window: Number of samples that are planned together. A larger window gives fuller batches, a smaller one more
             randomness. By default it depends on the strategy.
         balanced_ranks: Number of ranks for which steps have equal work; steps are also balanced for its divisors. This
-            many batches of similar work form a group, and the groups come in random order: smaller groups make
-            successive steps less similar. The smallest value that keeps steps balanced is your number of ranks; with 1,
-            all batches come in random order. An epoch of few batches uses a divisor. With a ``sampler`` or
-            ``shuffle=False``, groups restart in each window, so some steps straddle two groups: use a multiple of your
-            number of ranks. Not with ``"sequential"`` or ``tokens_per_step``.
+            many batches of similar work form a group, and the groups come in random order: larger groups make
+            successive steps similar. By default the number of ranks with which the run begins; states hold it, so that
+            a resume on other ranks keeps the order. An epoch of few batches uses a divisor. With a ``sampler`` or
+            ``shuffle=False``, groups restart in each window, so some steps straddle two groups: a multiple of your
+            number of ranks balances them better. Not with ``"sequential"`` or ``tokens_per_step``.
         work: Work of each sample, shape ``[n]``, in any unit. The work of a batch is the sum; steps are balanced by it
             over the ranks. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
         tokens_per_step: Tokens of an optimizer step, in the unit of the sizes (of the first column), over all ranks and
@@ -150,7 +152,7 @@ class DistributedSizeAwareBatchSampler(SizeAwareSampler):
 
     Attributes:
         draws: For each sample of the latest batch, a number that distinguishes repeats of the same sample in the epoch;
-            it is the same at any world size and after a resume. A loader uses it to give repeats different random
+            it is the same after a resume, also on other ranks. A loader uses it to give repeats different random
             numbers. None without ``sampler``, because then no sample repeats.
 
     Raises:
@@ -189,7 +191,7 @@ class DistributedSizeAwareBatchSampler(SizeAwareSampler):
         max_length: float | Sequence[float | None] | None = None,
         curriculum: int | None = None,
         window: int | None = None,
-        balanced_ranks: int = 64,
+        balanced_ranks: int | None = None,
         work: Any = None,
         tokens_per_step: float | Sequence[tuple[int, float]] | None = None,
         accumulate: int | None = None,
@@ -210,6 +212,7 @@ class DistributedSizeAwareBatchSampler(SizeAwareSampler):
         planner = SizeAwarePlanner.of(type(self).__name__, samples, options, order, seed)
         super().__init__(planner, num_replicas, rank, mesh)
         self._steps_asked = accumulate is not None  # whether a loop may know which batches belong to a step
+        self._waves_named = False  # one warning is enough
         self.draws: list[int] | None = None
 
     @property
@@ -457,13 +460,15 @@ class DistributedSizeAwareBatchSampler(SizeAwareSampler):
             steps=plan.optimizer_steps,
             curriculum=None if shares is None else CurriculumReport(options.curriculum or 0, *shares),
             max_items=options.max_items,
+            balanced_ranks=None if options.strategy == "sequential" else plan.balanced_ranks,
         )
 
     def report(self, epoch: int | None = None) -> PlanReport:
         """Return figures about the batches of an epoch, compared with those of the epoch before.
 
         Epoch 0 is compared with epoch 1. Both epochs are planned. There is no comparison without ``shuffle``, or if the
-        order of another epoch is not known. With ``shapes`` the epoch is also planned without them.
+        order of another epoch is not known. With ``shapes`` the epoch is also planned without them. One warning says
+        if successive steps hold samples of similar size, because the run began with more ranks than it has now.
 
         Args:
             epoch: The current one by default.
@@ -475,7 +480,15 @@ class DistributedSizeAwareBatchSampler(SizeAwareSampler):
         if self.options.shapes is not None:
             unlimited = planner.without_shapes()
             without_shapes = self._batch_plan(unlimited, unlimited.plan(epoch, self._run.history), epoch)
-        return self.plan(epoch).report(other=other, without_shapes=without_shapes)
+        plan = self.plan(epoch)
+        report = plan.report(other=other, without_shapes=without_shapes)
+        if plan.balanced_ranks is None or self.options.chooses_order or self._waves_named:
+            return report
+        alike, ranks = report.autocorrelation, plan.balanced_ranks
+        if notice := notice_of_waves(alike, report.steps, ranks, plan.num_replicas, ACCEPTED):
+            self._waves_named = True
+            warn(notice)
+        return report
 
     def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[Any]]:
         """Return the k most expensive batches of an epoch, over all ranks, the most expensive first.

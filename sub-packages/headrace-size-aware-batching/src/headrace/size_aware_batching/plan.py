@@ -43,6 +43,7 @@ class BatchPlan:
         steps: The optimizer steps; None without ``tokens_per_step``.
         curriculum: Where a curriculum stands; None without one.
         max_items: Largest number of samples in a batch; None for no limit.
+        balanced_ranks: Number of ranks for which the order of the batches balances the steps; None for none.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
 
@@ -68,6 +69,7 @@ class BatchPlan:
     steps: OptimizerSteps | None = None
     curriculum: CurriculumReport | None = None
     max_items: int | None = None
+    balanced_ranks: int | None = None
 
     @never_raises
     def __repr__(self) -> str:

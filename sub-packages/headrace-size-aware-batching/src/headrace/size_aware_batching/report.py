@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._shared.display import html, never_raises
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
-from headrace.size_aware_batching.planning.distribution import n_steps
+from headrace.size_aware_batching.planning.distribution import autocorrelation, n_steps
 from headrace.size_aware_batching.planning.pieces import shares_of
 from headrace.size_aware_batching.planning.shapes import Shapes
 from headrace.size_aware_batching.planning.units import round_up
@@ -146,8 +146,9 @@ class PlanReport:
         optimizer_steps: With ``tokens_per_step``: what the optimizer steps hold, else None.
         curriculum: With ``curriculum``: which samples may come in the epoch, else None.
         autocorrelation: Correlation between the mean sizes of successive whole steps: near 1, successive steps hold
-            samples of similar size, see ``balanced_ranks``; 0 is random. NaN with fewer than three steps, or if all
-            have the same mean.
+            samples of similar size; 0 is random. NaN with fewer than three steps, or if all have the same mean.
+        balanced_ranks: Number of ranks for which the order of the batches balances the steps: the argument, or that
+            with which the run began, or would begin now. None with ``"sequential"`` and ``tokens_per_step``.
     """
 
     batches: int
@@ -176,6 +177,7 @@ class PlanReport:
     optimizer_steps: OptimizerStepsReport | None = None
     curriculum: CurriculumReport | None = None
     autocorrelation: float = math.nan
+    balanced_ranks: int | None = None
 
     @classmethod
     def of(
@@ -226,7 +228,8 @@ class PlanReport:
             shapes_cost=padded / unlimited if unlimited else 1.0,
             optimizer_steps=OptimizerStepsReport.of(plan),
             curriculum=plan.curriculum,
-            autocorrelation=autocorrelation(plan, num_replicas, column_of_sizes),
+            autocorrelation=likeness_of_steps(plan, num_replicas, column_of_sizes),
+            balanced_ranks=plan.balanced_ranks,
         )
 
     def __str__(self) -> str:
@@ -340,16 +343,11 @@ def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:
     return relative
 
 
-def autocorrelation(plan: BatchPlan, num_replicas: int, column: int = 0) -> float:
+def likeness_of_steps(plan: BatchPlan, num_replicas: int, column: int = 0) -> float:
     """Return the correlation of the mean size in a step with that in the next one, over whole steps."""
     whole = len(plan) // num_replicas * num_replicas
-    offsets = plan.offsets[: whole + 1 : num_replicas]
-    if len(offsets) < 4:
-        return math.nan
-    means = reduced(np.add, samples_of_plan(plan)[: offsets[-1], column], offsets) / np.diff(offsets)
-    now, following = means[:-1] - means[:-1].mean(), means[1:] - means[1:].mean()
-    spread = float(np.sqrt((now**2).sum() * (following**2).sum()))
-    return float((now * following).sum()) / spread if spread > 1e-9 * float((means**2).sum()) else math.nan
+    steps = plan.offsets[: whole + 1 : num_replicas]
+    return autocorrelation(samples_of_plan(plan)[: steps[-1], column], steps)
 
 
 def co_occurrence(plan: BatchPlan, other: BatchPlan) -> float:

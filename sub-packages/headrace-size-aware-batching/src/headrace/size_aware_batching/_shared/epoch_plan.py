@@ -46,7 +46,7 @@ class Steps(NamedTuple):
         ends: The position behind each batch.
         draws: For each sample, its number in the order of a user's sampler; None without one.
         notice: A warning for every rank.
-        notice_once: A warning for one rank.
+        notice_once: A warning for one rank, given once in a run.
     """
 
     samples: NDArray[Any]

@@ -285,7 +285,6 @@ class SortedStrata:
         ramp: Number of batches of a curriculum, 0 for none.
         listed: Number of batches of the epoch that come before, of another list.
         descending: Their sizes, where they are one number each.
-        balanced_ranks: Number of ranks for which steps are balanced.
     """
 
     def __init__(
@@ -298,10 +297,9 @@ class SortedStrata:
         ramp: int,
         listed: int,
         descending: Any,
-        balanced_ranks: int,
     ) -> None:
         self.by_size, self.strata, self.full, self.short, self.work = by_size, strata, full, short, work
-        self.ramp, self.listed, self.descending, self.balanced_ranks = ramp, listed, descending, balanced_ranks
+        self.ramp, self.listed, self.descending = ramp, listed, descending
         together = max(1, SAMPLES_SHUFFLED_TOGETHER // strata.depth)
         first = min(strata.n_windows, -(-TOGETHER * ramp // max(1, full.n_batches)))  # that the ramp needs together
         parts = [np.arange(first, strata.n_full, together)]
@@ -347,12 +345,13 @@ class StrataList(GroupedList):
     Args:
         sorted_strata: What all epochs share.
         key: Of the epoch.
+        balanced_ranks: Number of ranks for which steps are balanced.
         passed: Number of batches of the epochs before, for a curriculum.
     """
 
-    def __init__(self, sorted_strata: SortedStrata, key: int, passed: int = 0) -> None:
+    def __init__(self, sorted_strata: SortedStrata, key: int, balanced_ranks: int, passed: int = 0) -> None:
         super().__init__(sorted_strata.starts)
-        self.sorted, self.key, self.passed = sorted_strata, key, passed
+        self.sorted, self.key, self.balanced_ranks, self.passed = sorted_strata, key, balanced_ranks, passed
         self._plans: dict[bool, WindowPlan] = {}
 
     @property
@@ -397,7 +396,7 @@ class StrataList(GroupedList):
         begins = np.cumsum(lengths) - lengths
         key, before = int(fold_in(self.key, first, 1)[0]), int(self.before[group])
         share = self._share if self.passed + before < table.ramp else None
-        length = chunk_length(work.size, table.balanced_ranks)
+        length = chunk_length(work.size, self.balanced_ranks)
         goes_to = shuffle_sorted_chunks(work, key, table.listed + before, length, share)
         comes_from = np.empty_like(goes_to)
         comes_from[goes_to] = np.arange(len(goes_to))

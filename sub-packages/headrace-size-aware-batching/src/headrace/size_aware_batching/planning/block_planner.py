@@ -31,7 +31,7 @@ from headrace.size_aware_batching.planning.blocks import (
 from headrace.size_aware_batching.planning.distribution import distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import WHOLE, fingerprint
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, balance_evenly
-from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_empty
+from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_empty, with_notice_of_waves
 from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, all_are_skipped, prepare, skipped_notice
@@ -59,13 +59,18 @@ class PlannedBlock:
     lists: BatchLists
     sizes: NDArray[Any]
     oversize: NDArray[np.int64]
-    _latest: tuple[int, BatchList] | None = None
+    _latest: tuple[int, int, BatchList] | None = None
 
-    def list(self, key: int) -> BatchList:
+    def list(self, key: int, balanced_ranks: int) -> BatchList:
         """Return its batches in an epoch."""
-        if self._latest is None or self._latest[0] != key:
-            self._latest = key, self.lists.of_epoch(key)
-        return self._latest[1]
+        if self._latest is None or self._latest[:2] != (key, balanced_ranks):
+            self._latest = key, balanced_ranks, self.lists.of_epoch(key, balanced_ranks)
+        return self._latest[2]
+
+    def count(self, key: int) -> int:
+        """Return the number of its batches in an epoch, however many ranks steps are balanced for."""
+        latest = self._latest
+        return (latest[2] if latest is not None and latest[0] == key else self.lists.of_epoch(key, 1)).count()
 
 
 class BlockPlanner:
@@ -131,9 +136,9 @@ class BlockPlanner:
         """Return this planner: its settings cannot change."""
         return self
 
-    def plan(self, epoch: int, _history: History) -> BlockPlan:
+    def plan(self, epoch: int, history: History) -> BlockPlan:
         """Return the plan of an epoch."""
-        return BlockPlan(self, epoch)
+        return BlockPlan(self, epoch, self.options.balanced_ranks or history.world)
 
     def rest(self, _epoch: int, _before: Any, _position: int) -> EpochPlan:
         """Refuse changes in the middle of an epoch."""
@@ -265,10 +270,10 @@ class BlockPlanner:
     def _found_count(self, epoch: int, number: int) -> int:
         """Count the batches of a block, and note them for others."""
         if self.planned is not None and self.planned.number == number:
-            found = self.planned.list(self.key(epoch, number)).count()
+            found = self.planned.count(self.key(epoch, number))
         else:
             lists = counting_lists(self.prepared(number)[1], self.options)
-            found = lists.of_epoch(self.key(epoch, number)).count()
+            found = lists.of_epoch(self.key(epoch, number), 1).count()
         if self._noted is not None:
             self._noted.add(number, found, self._checksums[number])
         return found
@@ -285,7 +290,7 @@ class BlockPlanner:
         """Share the counting of blocks with other ranks."""
         self._ranks = ranks
 
-    def _sizes_at(self, places: NDArray[np.int64]) -> NDArray[Any]:
+    def sizes_at(self, places: NDArray[np.int64]) -> NDArray[Any]:
         """Return the sizes of samples by their places; blocks other than the planned one are read for it."""
         number = np.searchsorted(self.blocks.starts, places, side="right") - 1
         parts = []
@@ -305,7 +310,7 @@ class BlockPlanner:
         options = self.options if self.options.oversize == "own_batch" else replace(self.options, oversize="skip")
 
         def balance(places: NDArray[Any], n_batches: int) -> Batches | None:
-            sized = prepare(self._sizes_at(places), self.options.max_total_size, options)
+            sized = prepare(self.sizes_at(places), self.options.max_total_size, options)
             found = balance_evenly(sized, np.arange(len(places)), n_batches)
             return None if found is None else (places[found[0]], found[1])
 
@@ -323,17 +328,18 @@ class BlockPlan:
     Args:
         planner: Plans the blocks.
         epoch: The epoch.
+        balanced_ranks: Number of ranks for which steps are balanced.
     """
 
     start, ordered = 0, False
 
-    def __init__(self, planner: BlockPlanner, epoch: int) -> None:
-        self.planner, self.epoch, self.end = planner, epoch, planner.n_samples
+    def __init__(self, planner: BlockPlanner, epoch: int, balanced_ranks: int) -> None:
+        self.planner, self.epoch, self.balanced_ranks, self.end = planner, epoch, balanced_ranks, planner.n_samples
         self.sequence, self.starts = planner.sequence(epoch)
 
     def _list(self, turn: int) -> BatchList:
         number = int(self.sequence[turn])
-        return self.planner.planned_block(number).list(self.planner.key(self.epoch, number))
+        return self.planner.planned_block(number).list(self.planner.key(self.epoch, number), self.balanced_ranks)
 
     def _turn_of(self, position: int) -> tuple[int, int]:
         turn = index_at(self.starts, position)
@@ -346,6 +352,9 @@ class BlockPlan:
         dealt = distribute_steps(
             self._batches(place.position, positions, notices), world, planner.options.tail, balance
         )
+        if not planner.options.chooses_order:
+            dealt, alike = with_notice_of_waves(dealt, planner.sizes_at, self.balanced_ranks, world, "in a new run")
+            notices += [alike] * bool(alike)
         for steps in as_steps(self, dealt, 0, world, planner.options.tail, position_behind=positions.behind):
             listed = True
             yield steps._replace(notice_once="\n".join(notices))

@@ -1,5 +1,6 @@
 """From a list of batches to steps: the same number, and batches of like work, on every rank."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching.planning.costs import reduced
 from headrace.size_aware_batching.planning.curriculum import Competence, turns
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, last_steps
 from headrace.size_aware_batching.planning.options import Tail
@@ -85,6 +87,22 @@ def n_steps(n_batches: int, num_replicas: int, tail: str) -> int:
     (3, 2)
     """
     return n_batches // num_replicas if tail == "drop" else -(-n_batches // num_replicas)
+
+
+def autocorrelation(sizes: NDArray[Any], steps: NDArray[np.int64]) -> float:
+    """Return the correlation of the mean size in a step with that in the next one; ``steps`` are offsets in the sizes.
+
+    NaN with fewer than three steps, or if all have the same mean.
+
+    >>> autocorrelation(np.array([1, 2, 3, 4]), np.arange(5)), autocorrelation(np.array([1, 3, 1, 3]), np.arange(5))
+    (1.0, -1.0)
+    """
+    if len(steps) < 4:
+        return math.nan
+    means = reduced(np.add, sizes, steps) / np.diff(steps)
+    now, following = means[:-1] - means[:-1].mean(), means[1:] - means[1:].mean()
+    spread = float(np.sqrt((now**2).sum() * (following**2).sum()))
+    return float((now * following).sum()) / spread if spread > 1e-9 * float((means**2).sum()) else math.nan
 
 
 def distribute_steps(

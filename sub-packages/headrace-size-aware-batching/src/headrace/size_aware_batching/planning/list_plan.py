@@ -5,18 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.epoch_plan import NO_LIMIT, Place, Steps
+from headrace.size_aware_batching._validation import counted
 from headrace.size_aware_batching.planning.batch_list import BatchList
-from headrace.size_aware_batching.planning.distribution import Dealt, distribute_steps, last_known, n_steps
+from headrace.size_aware_batching.planning.costs import columns_of
+from headrace.size_aware_batching.planning.distribution import (
+    Dealt,
+    autocorrelation,
+    distribute_steps,
+    last_known,
+    n_steps,
+)
 from headrace.size_aware_batching.planning.last_step import balance_evenly
 from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
+
+# Steps are alike above this autocorrelation. That of fewer random steps may be so high by chance.
+MOST_ALIKE, FEWEST_STEPS = 0.5, 64
+ACCEPTED = "with accept={'balanced_ranks'}"  # how a run changes the number of balanced ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +38,13 @@ class ListPlan:
 
     Args:
         batch_list: The batches.
+        first_world: Number of ranks with which the run began.
         sized: The sizes that the list was made from; the last steps are balanced by them.
         pieces: The pieces of long samples.
         tail: Policy for the last batches.
         keeps_order: Whether the last steps leave their samples in order.
+        balanced_ranks: Number of ranks for which steps are balanced.
+        chosen: Whether a user decided which steps follow one another.
         ordered: Whether a user's sampler gave the order.
         start: Position where the list begins.
         retired: Samples that came before in the epoch, shape ``[n]``; None if there are none.
@@ -37,10 +53,13 @@ class ListPlan:
     """
 
     batch_list: BatchList
+    first_world: int
     sized: PreparedSizes
     pieces: Pieces | None
     tail: Tail
     keeps_order: bool
+    balanced_ranks: int
+    chosen: bool
     ordered: bool
     start: int = 0
     retired: NDArray[np.bool_] | None = None
@@ -59,8 +78,13 @@ class ListPlan:
         """Yield the steps from a place on."""
         balance = None if keep_order or self.keeps_order else partial(balance_evenly, self.sized)
         batches = self.batch_list.batches(self._inside(place.position))
-        dealt = distribute_steps(batches, world, self.tail, balance)
-        yield from as_steps(self, dealt, place.position, world, self.tail, notice=self.notice)
+        dealt, notice = distribute_steps(batches, world, self.tail, balance), self.notice
+        if not self.chosen:
+            dealt, alike = with_notice_of_waves(
+                dealt, self.sized.sizes.__getitem__, self.balanced_ranks, world, ACCEPTED
+            )
+            notice = "\n".join(filter(None, (notice, alike)))
+        yield from as_steps(self, dealt, place.position, world, self.tail, notice=notice)
 
     def n_steps(self, place: Place, world: int, most: int = NO_LIMIT) -> int:
         """Return the number of steps from a place on."""
@@ -137,6 +161,37 @@ class ListPlan:
     def position_of_draw(self, draw: int) -> int:
         """Return the first position that may hold a draw of a user's order, or a later one."""
         return self.start + self.batch_list.position_of_draw(draw)
+
+
+def with_notice_of_waves(
+    dealt: Iterator[Dealt],
+    sizes_of: Callable[[NDArray[Any]], NDArray[Any]],
+    balanced_ranks: int,
+    world: int,
+    where: str,
+) -> tuple[Iterator[Dealt], str]:
+    """Return the steps, and a warning if the first of them rise and fall in size; else an empty one."""
+    if balanced_ranks <= world:  # a group of batches of like work is no more than a step
+        return dealt, ""
+    some = list(islice(dealt, 1))
+    sizes = columns_of(sizes_of(some[0].indices))[:, 0] if some else np.zeros(0)
+    steps = some[0].offsets[::world] if some else np.zeros(1, np.int64)
+    notice = notice_of_waves(autocorrelation(sizes[: steps[-1]], steps), len(steps) - 1, balanced_ranks, world, where)
+    return chain(some, dealt), notice
+
+
+def notice_of_waves(correlation: float, n_steps: int, balanced_ranks: int, world: int, where: str) -> str:
+    """Return a warning of steps that are alike because a run began with more ranks than it has; else an empty one.
+
+    ``where`` says in which case the number of ranks may change.
+    """
+    if balanced_ranks <= world or n_steps < FEWEST_STEPS or not correlation > MOST_ALIKE:
+        return ""
+    return (
+        f"successive steps hold samples of similar size: they are balanced for {balanced_ranks} ranks, with which the "
+        f"run began, and it goes on with {counted(world, 'rank')}. balanced_ranks={world} makes their order random, "
+        f"{where}"
+    )
 
 
 class _Numbered(Protocol):

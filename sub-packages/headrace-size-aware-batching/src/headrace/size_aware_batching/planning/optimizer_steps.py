@@ -190,6 +190,7 @@ class TokenPlan:
     """
 
     start = 0
+    balanced_ranks = None  # each step is packed for its ranks
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, cast
 
-from headrace.size_aware_batching._shared.checks import checked_int, shown
+from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.record import plain
 from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
 from headrace.size_aware_batching.planning.costs import COSTS, Cost, CostFunction, as_cost
@@ -25,9 +25,6 @@ TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch", "split")
 STREAM_OVERSIZE: tuple[StreamOversize, ...] = ("raise", "skip", "own_batch")
 LARGEST_MULTIPLE = 2**31
-# 16, 64, 256 balanced ranks: of 1,000,000 lognormal sizes the largest of 64 ranks has 1.022, 1.0006, 1.0007 times the
-# mean work, padded 1.215, 1.006, 1.006.
-BALANCED_RANKS = 64
 CHANGEABLE = (  # arguments that a run may change; in the order of the signature
     "max_total_size",
     "strategy",
@@ -50,12 +47,12 @@ _KEEPS_ORDER = ", which keeps the order of the samples"
 # Arguments that some strategies do not have: their default, the strategies that have them, the end of the error.
 _OF_STRATEGIES: tuple[tuple[str, Any, tuple[Strategy, ...], str], ...] = (
     ("batch_size_multiple", 1, ("bucketed", "sequential"), ""),
-    ("balanced_ranks", BALANCED_RANKS, SORTING, f"{_KEEPS_ORDER}: leave it out"),
+    ("balanced_ranks", None, SORTING, f"{_KEEPS_ORDER}: leave it out"),
     ("shapes", None, ("bucketed",), ": in another order any batch may need the longest shape"),
     ("curriculum", None, SORTING, _KEEPS_ORDER),
 )
 # Arguments that have no meaning beside tokens_per_step, and their defaults.
-_NOT_WITH_TOKENS = {"window": None, "batch_size_multiple": 1, "shapes": None, "balanced_ranks": BALANCED_RANKS}
+_NOT_WITH_TOKENS = {"window": None, "batch_size_multiple": 1, "shapes": None, "balanced_ranks": None}
 
 
 def only_between_epochs(name: str, value: object) -> ValueError:
@@ -96,14 +93,12 @@ class Options:
     window: int | None = None
     shapes: int | Sequence[tuple[int, int]] | None = None
     curriculum: int | None = None
-    balanced_ranks: int = BALANCED_RANKS
+    balanced_ranks: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum"):
-            high = LARGEST_MULTIPLE if name.endswith("multiple") else None
+        for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum", "balanced_ranks"):
+            high = LARGEST_MULTIPLE if name.endswith(("multiple", "ranks")) else None
             object.__setattr__(self, name, whole_number(name, getattr(self, name), high=high))
-        ranks = checked_int("balanced_ranks", self.balanced_ranks, 1, LARGEST_MULTIPLE)
-        object.__setattr__(self, "balanced_ranks", ranks)
         if isinstance(self.shapes, Sequence) and not isinstance(self.shapes, str):
             object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))
         else:
@@ -133,6 +128,11 @@ class Options:
     def sorts(self) -> bool:
         """Whether samples are sorted by size, so that every epoch has as many batches."""
         return self.shuffle and self.strategy != "sequential"
+
+    @property
+    def chooses_order(self) -> bool:
+        """Whether a user decided which steps follow one another: by these arguments, or as samples keep their order."""
+        return self.strategy == "sequential" or not (self.balanced_ranks is None and self.curriculum is None)
 
     @property
     def batch_cost(self) -> Cost:

@@ -175,29 +175,37 @@ class SizeAwarePlanner:
 
     def plan(self, epoch: int, history: History) -> SizeAwarePlan:
         """Return the plan of a complete epoch."""
-        ramp = self._ramp(history.world)
         first = self.steps_before(epoch, history)
+        world = 1 if self.tokens is not None else history.world  # optimizer steps are the same for any
         order = self._order_of(epoch)  # the same object until the sampler is read again
-        known = self._plans.get((epoch, ramp, first))
+        known = self._plans.get((epoch, first, world))
         if known is None or known[0] is not order:
-            known = order, self._made_plan(epoch, ramp, first, None if order is None else self._narrowed(order))
+            known = order, self._made_plan(epoch, first, world, None if order is None else self._narrowed(order))
             for old in list(self._plans)[: 1 - KEPT]:
                 del self._plans[old]
-            self._plans[epoch, ramp, first] = known
+            self._plans[epoch, first, world] = known
         return known[1]
 
-    def _made_plan(self, epoch: int, ramp: Ramp | None, first: int, order: SliceOrder | None) -> SizeAwarePlan:
+    def _made_plan(self, epoch: int, first: int, world: int, order: SliceOrder | None) -> SizeAwarePlan:
         if self.tokens is not None:
             return self._token_plan(self.tokens, epoch, first, order)
-        return self._list_plan(self.lists(ramp).of_epoch(self.key(epoch), epoch, order))
+        lists, ranks = self.lists(self._ramp(world)), self._balanced_ranks(world)
+        return self._list_plan(lists.of_epoch(self.key(epoch), ranks, epoch, order), world)
 
-    def _list_plan(self, batches: BatchList, **rest: Any) -> ListPlan:
+    def _balanced_ranks(self, first_world: int) -> int:
+        """Return for how many ranks steps are balanced in a run that began with ``first_world`` of them."""
+        return self.options.balanced_ranks or first_world
+
+    def _list_plan(self, batches: BatchList, first_world: int, **rest: Any) -> ListPlan:
         return ListPlan(
             batches,
+            first_world,
             self.prepared,
             self.samples.pieces,
             self.options.tail,
             keeps_order=self.options.strategy == "sequential",
+            balanced_ranks=self._balanced_ranks(first_world),
+            chosen=self.options.chooses_order,
             ordered=self.order.is_given,
             reweights=self.mixed.reweights,
             notice=self.notice,
@@ -363,8 +371,9 @@ class SizeAwarePlanner:
             if prepared.kept is not None:
                 order = order.kept(prepared.kept, len(prepared.sizes))
         key = int(fold_in(self.seed, epoch, position)[0])
-        batches = BatchLists(prepared, self.options, presorted=presorted).of_epoch(key, order=order)
-        return self._list_plan(batches, start=position, retired=retired)
+        lists, ranks = BatchLists(prepared, self.options, presorted=presorted), self._balanced_ranks(before.first_world)
+        batches = lists.of_epoch(key, ranks, order=order)
+        return self._list_plan(batches, before.first_world, start=position, retired=retired)
 
     def _reweighted(self, rest: SliceOrder, epoch: int, before: ListPlan) -> SliceOrder:
         """Return the rest of a mixture's order, with other weights from the draw on where they have changed."""

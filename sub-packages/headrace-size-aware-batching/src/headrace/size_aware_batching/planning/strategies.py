@@ -114,15 +114,15 @@ class BatchLists:
         """Return about how many batches come before an epoch."""
         return epoch * self.sorted.n_batches if epoch else 0
 
-    def of_epoch(self, key: int, epoch: int = 0, order: Order | None = None) -> BatchList:
+    def of_epoch(self, key: int, balanced_ranks: int, epoch: int = 0, order: Order | None = None) -> BatchList:
         """Return the batches of an epoch; ``order`` is that of a user's sampler, None for one of our own."""
         sized, options = self.sized, self.options
         if order is None:
             if self.in_strata:
                 passed = 0 if self.ramp is None else self.batches_before(epoch)
                 if self.ramp is None or self._fill is None or passed >= self.ramp.batches:
-                    return StrataList(self.sorted, key, passed)
-                return self._with_ramp(key, self.ramp, passed, self._fill)
+                    return StrataList(self.sorted, key, balanced_ranks, passed)
+                return self._with_ramp(key, balanced_ranks, self.ramp, passed, self._fill)
             make = ShuffledOrder(key, sized.n_samples, sized.kept) if options.shuffle else None
             order = make or natural_order(sized.n_samples, sized.kept)
         n_samples = order.n_samples
@@ -131,9 +131,9 @@ class BatchLists:
         length = options.window or STRATA_STRATEGIES[options.strategy].order_window(sized)
         n_windows = max(1, round(n_samples / length))
         starts = np.arange(n_windows + 1) * n_samples // n_windows
-        return WindowedList(order, starts, whole_window(sized, options), key)
+        return WindowedList(order, starts, whole_window(sized, options, balanced_ranks), key)
 
-    def _with_ramp(self, key: int, ramp: Ramp, passed: int, fill: float) -> BatchList:
+    def _with_ramp(self, key: int, balanced_ranks: int, ramp: Ramp, passed: int, fill: float) -> BatchList:
         """Return the batches of an epoch that begins with short samples: windows of those that may come, then the rest.
 
         A window of the ramp takes samples for a whole number of batches, and is planned like any other. So its batches
@@ -160,16 +160,17 @@ class BatchLists:
             rest = left_of(sized, samples)
             n_windows = given_windows(options, len(rest))
             listed = ramp.batches - passed
-            return StrataList(in_strata(sized, options, rest, n_windows, listed=listed), key)
+            return StrataList(in_strata(sized, options, rest, n_windows, listed=listed), key, balanced_ranks)
 
-        return ChainedList(WindowedList(head, starts, whole_window(sized, options), key), sized.n_samples, behind)
+        windows = WindowedList(head, starts, whole_window(sized, options, balanced_ranks), key)
+        return ChainedList(windows, sized.n_samples, behind)
 
 
-def whole_window(sized: PreparedSizes, options: Options) -> PlanWindow:
+def whole_window(sized: PreparedSizes, options: Options, balanced_ranks: int) -> PlanWindow:
     """Return a function that plans the samples of a window by themselves."""
 
     def plan_window(samples: NDArray[Any], key: int) -> Batches:
-        return StrataList(in_strata(sized, options, samples, n_windows=1, key=key), key).group(0)
+        return StrataList(in_strata(sized, options, samples, n_windows=1, key=key), key, balanced_ranks).group(0)
 
     return plan_window
 
@@ -231,7 +232,7 @@ def in_strata(
         work = work_of_stored(sized.work, order)
     kept = descending if sized.sizes.ndim == 1 else None
     ramp_batches = ramp.batches if ramp else 0
-    return SortedStrata(order, strata, full, short, work, ramp_batches, listed, kept, options.balanced_ranks)
+    return SortedStrata(order, strata, full, short, work, ramp_batches, listed, kept)
 
 
 def work_of_stored(work: NDArray[np.float64], samples: NDArray[Any]) -> Work:

@@ -203,12 +203,10 @@ class RunRecord:
         >>> record.begin(0, 0, {"world": 8}), record.first_world(0, 640), record.first_world(0, 0)
         (False, 8, None)
         """
-        if (epoch, position) == (0, 0):
-            return None
         worlds = (
             change["world"]
             for change in self.changes
-            if "world" in change and (epoch is None or (change["epoch"], change["position"]) <= (epoch, position))
+            if "world" in change and (epoch is None or (change["epoch"], change["position"]) < (epoch, position))
         )
         return next(worlds, None)
 

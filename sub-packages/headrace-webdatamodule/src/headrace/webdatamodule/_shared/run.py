@@ -198,6 +198,7 @@ class Run:
         self._start = Place(0)  # of the next iteration, unless it is the beginning of the epoch
         self._interrupted: Iteration | None = None  # a running one whose rest was planned anew
         self._timelines: dict[int, list[EpochPlan]] = {}
+        self._notices = set[str]()  # that were given
         self._record.note(0, 0, planner.settings)
 
     # Where it is.
@@ -245,9 +246,10 @@ class Run:
         """What a plan may depend on of the run so far."""
         return self._history(self.position)
 
-    def _history(self, position: int) -> History:
-        world = self._record.first_world(self.epoch, position)  # None: the run begins now
-        return History(world or self.world, self._settings_of)
+    def _history(self, position: int, world: int | None = None) -> History:
+        """Return the history of a position; where the run begins there, it does so with ``world`` ranks."""
+        first_world = self._record.first_world(self.epoch, position) or world
+        return History(first_world or self.world, self._settings_of)
 
     def _settings_of(self, epoch: int) -> Settings | None:
         """Return the settings with which an epoch before the present one began."""
@@ -257,13 +259,16 @@ class Run:
         """Return the plan of a complete epoch with the present settings."""
         return self.planner.plan(epoch, self.history)
 
-    def current_plan(self, position: int | None = None) -> EpochPlan:
-        """Return the plan that holds at a position of this epoch, by default the current one."""
+    def current_plan(self, position: int | None = None, world: int | None = None) -> EpochPlan:
+        """Return the plan that holds at a position of this epoch, by default the current one.
+
+        If the run begins there, it does so with ``world`` ranks, by default as many as there are now.
+        """
         position = self.position if position is None else position
         for plan in reversed(self._timeline(self.epoch)[1:]):
             if plan.start <= position:
                 return plan
-        return self.planner.plan(self.epoch, self._history(position))
+        return self.planner.plan(self.epoch, self._history(position, world))
 
     def _timeline(self, epoch: int) -> list[EpochPlan]:
         """Return the plans of an epoch that has begun, each from a change on; none if it has no such change."""
@@ -357,9 +362,10 @@ class Run:
         plan, began, world = iteration.plan, iteration.began, iteration.world
         first, stride = (0, 1) if self.all_ranks else (rank, world)
         for some in steps:
-            for text in (some.notice, some.notice_once if rank == 0 else ""):
-                if text:
-                    warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
+            once = some.notice_once if rank == 0 and some.notice_once not in self._notices else ""
+            self._notices.add(once)
+            for text in filter(None, (some.notice, once)):
+                warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
             # With all ranks a position lies behind each batch, else behind each step.
             ends = some.ends if self.all_ranks else some.ends[world - 1 :: world]
             for number, end in zip(range(first, len(some.ends), stride), ends.tolist(), strict=True):
@@ -412,7 +418,7 @@ class Run:
     def _coming_step(self, steps: int, world: int) -> list[list[Any]]:
         """Return a step of the rest of this epoch, or of one that comes."""
         empty = False
-        for plan, _, place in self._coming_plans() if steps >= 0 else ():
+        for plan, _, place in self._coming_plans(world) if steps >= 0 else ():
             if steps < (left := plan.n_steps(place, world, steps + 1)):
                 return _step_of(plan, place, world, steps, self.all_ranks)
             if empty and not left:
@@ -420,14 +426,17 @@ class Run:
             steps, empty = steps - left, not left
         raise IndexError("number must be a step of the run, got one that it does not have")
 
-    def _coming_plans(self) -> Iterator[tuple[EpochPlan, int, Place]]:
-        """Yield the plans of this epoch and of those that come, without end, with the epoch and the place in it."""
-        epoch, place = self.epoch, Place(self.position)
-        plan = self.current_plan()
+    def _coming_plans(self, world: int) -> Iterator[tuple[EpochPlan, int, Place]]:
+        """Yield the plans of this epoch and of those that come, without end, with the epoch and the place in it.
+
+        A run that has not begun begins with ``world`` ranks.
+        """
+        epoch, place, history = self.epoch, Place(self.position), self._history(self.position, world)
+        plan = self.current_plan(world=world)
         while True:
             yield plan, epoch, place
             epoch, place = epoch + 1, Place(0)
-            plan = self.plan(epoch)
+            plan = self.planner.plan(epoch, history)
 
     # Changing.
 
@@ -513,7 +522,7 @@ class Run:
     def _step_of_draw(self, draw: int, length: int) -> int:
         """Return the first step that may hold a draw or a later one: that of the window that has it."""
         world, number = self.world, self._record.step_at(self.epoch, self.position)
-        for plan, epoch, place in self._coming_plans():
+        for plan, epoch, place in self._coming_plans(world):
             position = plan.position_of_draw(draw - epoch * length)
             if position < plan.end:
                 for step, (_, end) in enumerate(_ends(plan, place, world, self.all_ranks)):
