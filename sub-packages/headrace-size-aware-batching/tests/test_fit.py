@@ -81,7 +81,7 @@ TOKENS = [70, 2048, 4096, 11_814, 14_070, 26_110, 54_670, 115_276, 300_000]
 RESERVED = [79_692, 123_732, 201_327, 501_219, 570_425, 966_787, 1_537_212, 2_745_172, 6_430_000]
 
 
-@pytest.mark.xfail(reason="a gap: the curve follows small batches, too; docs/benchmarks.md")
+@pytest.mark.xfail(reason="a gap: fuller batches run out of a warm allocator; docs/benchmarks.md")
 def test_the_memory_is_filled_where_small_batches_leave_more_of_it_unused() -> None:
     lengths = lengths_of(0, 20_000)
 
