@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from headrace.weighted_sampler import WeightedDistributedSampler
+from headrace.weighted_sampler import InterleavedDataset, WeightedDistributedSampler
 
 WARNING = r"epoch 0 of the WeightedDistributedSampler came a second time, in the same order: call its set_epoch"
 
@@ -51,3 +51,23 @@ def test_a_part_of_an_epoch_is_no_epoch() -> None:
         for _ in range(3):  # not under a DataLoader
             assert list(batches.batch_sampler)
             assert list(batches.sampler)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_an_iteration_of_a_stream_that_outlives_its_epoch_warns_once(loads: bool) -> None:
+    stream = InterleavedDataset({"a": range(20), "b": range(20)}, {"a": 1, "b": 1})
+    state, items = stream.state_dict(), iter(stream)
+    next(items)
+    if loads:
+        stream.load_state_dict({**state, "epoch": 0})
+    else:
+        stream.set_epoch(1)
+    call = "load_state_dict" if loads else r"set_epoch\(1\)"
+    with pytest.warns(UserWarning, match=rf"an iteration of epoch 0 of the InterleavedDataset continues after {call}"):
+        next(items)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(items)
+        list(stream)
+        stream.set_epoch(2)
+        list(stream)

@@ -135,6 +135,7 @@ def test_an_iterator_that_has_delivered_nothing_is_of_the_epoch_that_is_chosen()
     assert dataset.state_dict() == other.state_dict()
 
 
+@pytest.mark.filterwarnings("ignore:an iteration of epoch 0 .* continues after load_state_dict")
 def test_an_iteration_that_is_under_way_goes_on_and_the_next_one_has_the_state() -> None:
     first, second = mixed(), mixed()
     whole = list(islice(first, 60))

@@ -30,6 +30,8 @@ def test_what_would_lose_half_of_the_samples_is_an_error(found: dict[str, Any]) 
     assert 'construct the sampler with rank="all"' in found["batches of a rank"]
     assert "would give each process one of 2 of this rank's batches and lose" in found["samples of a rank"]
     assert "construct the sampler with num_replicas=1 and rank=0" in found["samples of a rank"]
+    for error in found["streams of a rank"]:
+        assert "would give each process one of 2 of this rank's batches and lose" in error
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from headrace.size_aware_batching import (
     SizeAwareBatchSampler,
 )
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
-from headrace.weighted_sampler import WeightedDistributedSampler
+from headrace.weighted_sampler import InterleavedDataset, WeightedDistributedSampler
 
 SIZES = np.random.default_rng(0).integers(5, 121, 601)
 DATA = [torch.tensor(number) for number in range(len(SIZES))]
@@ -57,6 +57,11 @@ def weighted(**options: Any) -> WeightedDistributedSampler:
     return WeightedDistributedSampler(DATA, {(0, len(DATA)): 1}, **options)
 
 
+def streamed(workers: int = 0, **options: Any) -> Any:
+    stream = InterleavedDataset({"data": range(len(DATA))}, {"data": 1}, **options)
+    return accelerator.prepare(DataLoader(stream, batch_size=4, num_workers=workers))
+
+
 def gradient_error() -> float:
     """Largest error against the mean over all rows of a step: of both ranks, of three batches or fewer at the end."""
     accelerator.gradient_accumulation_steps = 3
@@ -90,6 +95,9 @@ found: dict[str, Any] = {
     "mixture of all": counted(prepared(batch_sampler=size_aware(rank="all", sampler=weighted(num_replicas=1, rank=0)))),
     "without workers": counted(DataLoader(DATA, batch_sampler=size_aware())),  # type: ignore[arg-type]  # see above
 }
+accelerator.dataloader_config.dispatch_batches = False
+found["streams of a rank"] = [error_of(lambda workers=workers: list(streamed(workers))) for workers in (0, 1)]
+accelerator.dataloader_config.dispatch_batches = None
 loader = ResumableLoader(DATA, size_aware())
 found["left alone"] = accelerator.prepare(loader) is loader
 found["not prepared"] = counted(loader)

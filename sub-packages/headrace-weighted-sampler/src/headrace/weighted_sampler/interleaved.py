@@ -20,7 +20,13 @@ from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixt
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._shared.keywords import explains_keywords
-from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, process_group, warning_of_whole_stream
+from headrace.weighted_sampler._shared.ranks import (
+    Mesh,
+    Ranks,
+    process_group,
+    refuse_sharding_again,
+    warning_of_whole_stream,
+)
 from headrace.weighted_sampler._shared_cursor import SharedEpochCursor
 from headrace.weighted_sampler._sources import (
     END,
@@ -325,6 +331,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         self._order: StreamOrder | TokenStreamOrder
         self._failed: Exception | None = None
         self._started = self._over = False
+        self._iteration: object = None  # what stands for it
         self._waits = True  # until the first item: it begins where the dataset is put until then
         self._settle()
 
@@ -359,8 +366,12 @@ class InterleavedIterator(Iterator[T], Generic[T]):
             self._waits = False
             if self._dataset is not None:
                 self._dataset._begin(self)
-            self._cursor.begin()
+            if self._reader.num_replicas > 1:
+                refuse_sharding_again("num_replicas=1 and rank=0")
+            self._iteration = self._cursor.begin()
             self._started = True
+        if self._cursor.iteration is not self._iteration:  # another place was chosen: one warning
+            self._cursor.move(self._iteration, self._position, self._dataset)
         while not self._over:
             place = self._position - self._dropped_at
             number = self._order.source_at(place)

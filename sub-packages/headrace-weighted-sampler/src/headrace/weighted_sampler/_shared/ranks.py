@@ -134,8 +134,8 @@ def refuse_sharding_again(cure: str | None, *, uneven: bool = False) -> None:
     """Raise if accelerate is about to distribute one rank's part once more, or to cut batches of different sizes.
 
     Call it in the generator that ``__iter__`` returns. Accelerate tells a sampler nothing, so only the frames below
-    show it: its ``BatchSamplerShard``, and with ``dispatch_batches`` its ``DataLoaderDispatcher``, which joins batches
-    and cuts them anew.
+    show it: its ``BatchSamplerShard``, for streams its ``IterableDatasetShard``, and with ``dispatch_batches`` its
+    ``DataLoaderDispatcher``, which joins batches and cuts them anew.
 
     Args:
         cure: Arguments with which the sampler leaves the distribution to accelerate; None where it does.
@@ -147,7 +147,7 @@ def refuse_sharding_again(cure: str | None, *, uneven: bool = False) -> None:
             return
         by: Any = frame.f_locals.get("self")
         kind, processes = type(by).__name__, 0
-        if kind == "BatchSamplerShard":
+        if kind in ("BatchSamplerShard", "IterableDatasetShard"):
             processes = by.num_processes
         elif kind == "DataLoaderDispatcher":
             processes = by.state.num_processes
