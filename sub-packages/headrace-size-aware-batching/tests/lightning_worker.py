@@ -7,11 +7,12 @@ import lightning
 import numpy as np
 import torch
 import torch.distributed as dist
+from doors import sampler_with
 from fails_backward import fails_backward
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, global_num_tokens, token_weighted_loss
+from headrace.size_aware_batching import global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.callbacks import OOMRescue, WorstBatchesFirst
 
 LENGTHS = np.arange(1, 61) % 13 + 1
@@ -33,10 +34,10 @@ class Failing(torch.optim.AdamW):
         return loss
 
 
-def sampler_of(**options: Any) -> DistributedSizeAwareBatchSampler:
+def sampler_of(**options: Any) -> Any:
     # An order in which the batch that fails has four to seven samples: half of it fits.
     order: dict[str, Any] = {} if "tokens_per_step" in options else {"balanced_ranks": 64}
-    return DistributedSizeAwareBatchSampler(LENGTHS, 60, cost="padded", **order, **options)
+    return sampler_with(LENGTHS, 60, cost="padded", **order, **options)
 
 
 def collate(samples: list[tuple[torch.Tensor, ...]]) -> dict[str, torch.Tensor]:

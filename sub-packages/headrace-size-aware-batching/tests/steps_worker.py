@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import (
-    DistributedSizeAwareBatchSampler,
+    OptimizerStepBatchSampler,
     global_num_tokens,
     token_weighted_loss,
 )
@@ -25,8 +25,8 @@ SCHEDULE = [(0, 900), (4, 2000)]
 EPOCHS = 2
 
 
-def sampler_of(**options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(LENGTHS, 220, tokens_per_step=SCHEDULE, **options)
+def sampler_of(**options: Any) -> OptimizerStepBatchSampler:
+    return OptimizerStepBatchSampler(LENGTHS, 220, tokens_per_step=SCHEDULE, **options)
 
 
 def dataset() -> list[torch.Tensor]:
@@ -47,7 +47,7 @@ def weights(module: torch.nn.Module) -> list[float]:
     return [value for parameter in module.parameters() for value in parameter.detach().flatten().tolist()]
 
 
-def loader_of(sampler: DistributedSizeAwareBatchSampler, workers: int = 0) -> Any:
+def loader_of(sampler: OptimizerStepBatchSampler, workers: int = 0) -> Any:
     return DataLoader(
         dataset(),  # type: ignore[arg-type]  # a list is a dataset
         batch_sampler=sampler,
@@ -84,7 +84,7 @@ def loop(workers: int = 0) -> list[float]:
 class Module(lightning.LightningModule):
     """The same for Lightning, with the tokens of a step as a constant."""
 
-    def __init__(self, sampler: DistributedSizeAwareBatchSampler, workers: int = 0) -> None:
+    def __init__(self, sampler: OptimizerStepBatchSampler, workers: int = 0) -> None:
         super().__init__()
         self.model, self.sampler, self.workers = model(), sampler, workers
         self.accumulated: list[int] = []
@@ -93,7 +93,8 @@ class Module(lightning.LightningModule):
         tokens = self.sampler.tokens_at(self.trainer.global_step)
         # The gradients are averaged over the ranks, and the trainer divides by the accumulated batches.
         scale = self.trainer.world_size * self.trainer.accumulate_grad_batches / tokens
-        return losses(self.model(batch)) * scale
+        loss: torch.Tensor = losses(self.model(batch)) * scale
+        return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.accumulated.append(int(self.trainer.accumulate_grad_batches))

@@ -68,8 +68,6 @@ def test_padded_batches_stay_within_the_budget(door: Callable[..., Any], options
     [
         {"sampler": SequentialSampler(range(len(SIZES)))},
         {"shuffle": False},
-        {"tokens_per_step": 3000},
-        {"tokens_per_step": 3000, "curriculum": 4},
         {"curriculum": 9},
         {"shapes": 5},
         {"length_multiple": 8, "batch_size_multiple": 2},

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doors import sampler_with
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies_of_sizes import Case, cases, examples
@@ -20,8 +21,8 @@ WAYS: Any = [("stratified", "sum"), ("packed", "sum"), ("bucketed", "sum"), ("bu
 PADDED: dict[str, Any] = {"strategy": "bucketed", "cost": "padded", "num_replicas": 1, "rank": 0}
 
 
-def made(sizes: Any, budget: Any, curriculum: int | None, **options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(sizes, budget, curriculum=curriculum, **(PADDED | options))
+def made(sizes: Any, budget: Any, curriculum: int | None, **options: Any) -> Any:
+    return sampler_with(sizes, budget, curriculum=curriculum, **(PADDED | options))
 
 
 def listed(sampler: DistributedSizeAwareBatchSampler, epoch: int) -> Counter[tuple[int, ...]]:
@@ -223,7 +224,7 @@ TOKENS: dict[str, Any] = {"strategy": "stratified", "cost": "sum", "tokens_per_s
 SCHEDULE = [(0, 30_000), (40, 60_000), (90, 120_000)]
 
 
-def steps_of(sampler: DistributedSizeAwareBatchSampler, world: int) -> list[list[int]]:
+def steps_of(sampler: Any, world: int) -> list[list[int]]:
     """Return the samples of each optimizer step, whatever the rank."""
     ranks = [
         list(one.optimizer_steps(one))

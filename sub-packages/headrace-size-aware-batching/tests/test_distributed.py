@@ -19,6 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import (
     DistributedSizeAwareBatchSampler,
+    OptimizerStepBatchSampler,
     plan_step,
     size_aware_batching,
 )
@@ -884,7 +885,7 @@ def test_a_sampler_prints_its_main_figures_and_plans_nothing_for_that(monkeypatc
         "DistributedSizeAwareBatchSampler(2,002 samples, ordered by range, budget 400 and 4,000.5, stratified, "
         "all 1 rank, epoch 0, seed 7)"
     )
-    tokens = DistributedSizeAwareBatchSampler(sizes, 500, tokens_per_step=[(0, 5000), (9, 8000)], **options)
+    tokens = OptimizerStepBatchSampler(sizes, 500, tokens_per_step=[(0, 5000), (9, 8000)], **options)
     expected = repr(tokens)
     assert expected.endswith("stratified, 8 ranks, epoch 0, seed 0, 5,000 then 8,000 tokens an optimizer step)")
     next(iter(tokens))

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doors import sampler_with
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies_of_sizes import examples
-
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:tail='split'.*:UserWarning")
 SIZES = np.random.default_rng(0).integers(1, 30, 40)
@@ -40,12 +39,12 @@ class Mixture:
         return iter(self.take(0, self.epoch_length).tolist())
 
 
-def make(way: str, world: int, rank: Any, **options: Any) -> DistributedSizeAwareBatchSampler:
+def make(way: str, world: int, rank: Any, **options: Any) -> Any:
     given = {"sampler": Mixture(), **WAYS[way], **options}
-    return DistributedSizeAwareBatchSampler(SIZES, 90, num_replicas=world, rank=rank, seed=4, **given)
+    return sampler_with(SIZES, 90, num_replicas=world, rank=rank, seed=4, **given)
 
 
-def drawn(sampler: DistributedSizeAwareBatchSampler, stop: int | None = None) -> set[tuple[int, int]]:
+def drawn(sampler: Any, stop: int | None = None) -> set[tuple[int, int]]:
     """Pairs of a sample and its draw."""
     found = set()
     for batch in islice(sampler, stop):

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doors import sampler_with
 from golden import Listed, Row, Sliced, command, differences, integers, permutation, states, stored, stored_states
 
-from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler
 
 TABLE = Path(__file__).with_suffix(".txt")
 
@@ -141,20 +142,18 @@ VARIANTS: dict[str, tuple[tuple[str, ...], Any, float, dict[str, Any]]] = {
 
 
 def planned(sizes: Any, budget: Any, options: dict[str, Any], all_of_8: bool) -> Row:
-    """Return the row of a `DistributedSizeAwareBatchSampler`."""
+    """Return the row of a batch sampler that plans an epoch at once."""
     given = {name: value for name, value in options.items() if name != "balanced_ranks" or value is not None}
     budget = given.pop("max_total_size", budget)
 
-    def make(**changed: Any) -> DistributedSizeAwareBatchSampler:
+    def make(**changed: Any) -> Any:
         arguments = {"max_total_size": budget, **given, **changed}
         if "sampler" in arguments:
             arguments["sampler"] = arguments["sampler"](len(sizes))
-        return DistributedSizeAwareBatchSampler(sizes, **arguments)
+        return sampler_with(sizes, **arguments)
 
     larger = tuple(3 * one // 2 for one in budget) if isinstance(budget, tuple) else 1.5 * budget
-    without: tuple[str, ...] = (
-        ("step",) if "tokens_per_step" in options else ("optimizer",)
-    )  # steps are of one batch on each rank
+    without: tuple[str, ...] = () if "tokens_per_step" in options else ("optimizer",)
     if len(sizes) == len(MANY):
         without += ("keys", "resumed", "changed", "accepted", "all")
     return Row(make, {"max_total_size": larger}, None, without, all_of_8)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doors import sampler_with
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -42,8 +43,8 @@ def numbers(batch: list[int]) -> list[int]:
     return batch
 
 
-def of_rank(rank: Any, world: int = 3, **options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(SIZES, 500, cost="sum", num_replicas=world, rank=rank, **options)
+def of_rank(rank: Any, world: int = 3, **options: Any) -> Any:
+    return sampler_with(SIZES, 500, cost="sum", num_replicas=world, rank=rank, **options)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

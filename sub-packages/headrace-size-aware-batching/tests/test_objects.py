@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doors import sampler_with
 
 import headrace.size_aware_batching as package
 from headrace.size_aware_batching import (
@@ -43,8 +44,8 @@ MODULES = ("callbacks", "integrations.accelerate", "integrations.trainer")
 SHAPE = [torch.arange(3), torch.arange(5)]
 
 
-def sampler(**options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(SIZES, 2000, **{"num_replicas": 4, "rank": 0, **options})
+def sampler(**options: Any) -> Any:
+    return sampler_with(SIZES, 2000, **{"num_replicas": 4, "rank": 0, **options})
 
 
 def peaks() -> Peaks:
@@ -101,6 +102,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "BucketedBatching": lambda: BucketedBatching(len, 12, shuffle=False),
     "Buckets": lambda: create_buckets(torch.tensor([1, 1, 2, 3, 3, 3, 12]), max_width=5, min_bucket_count=6),
     "DistributedSizeAwareBatchSampler": sampler,
+    "OptimizerStepBatchSampler": lambda: sampler(tokens_per_step=9000),
     "MeasuredShapes": lambda: MeasuredShapes(((8, 10), (4, 20)), (90, 95), 100.0, "reserved", 4, 0),
     "OOMEvent": lambda: OOMEvent(3, "forward", 8, "[8, 512]", 4096.0, "out of memory"),
     "OOMGuard": guard,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from strategies_of_sizes import cases, examples
 from torch.utils.data import DataLoader, RandomSampler
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import OptimizerStepBatchSampler
 from headrace.size_aware_batching.planning.optimizer_steps import fewest_micro_batches, pack_step
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.prepared import prepare
@@ -25,7 +25,7 @@ from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
 from headrace.size_aware_batching.testing import check_resumes
 
 SIZES = np.random.default_rng(0).integers(1, 100, 303)
-PADDED: dict[str, Any] = {"strategy": "bucketed", "cost": "padded"}
+PADDED: dict[str, Any] = {"cost": "padded"}
 WORLDS = (1, 2, 3, 8)
 
 
@@ -57,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     "default": {},
     "padded": PADDED,
     "padded to multiples": PADDED | {"length_multiple": 8},
-    "function": {"strategy": "bucketed", "cost": quadratic},
+    "function": {"cost": quadratic},
     "in order": {"shuffle": False},
     "at most so many": {"max_items": 9},
     "work": {"work": half_as_much_work},
@@ -77,10 +77,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(rank: Any = 0, world: int = 1, **options: Any) -> DistributedSizeAwareBatchSampler:
+def made(rank: Any = 0, world: int = 1, **options: Any) -> OptimizerStepBatchSampler:
     options = {"max_total_size": 500, "tokens_per_step": 4000} | options
     options = {name: value() if callable(value) and name not in ("cost",) else value for name, value in options.items()}
-    return DistributedSizeAwareBatchSampler(options.pop("sizes", SIZES), num_replicas=world, rank=rank, **options)
+    return OptimizerStepBatchSampler(options.pop("sizes", SIZES), num_replicas=world, rank=rank, **options)
 
 
 def of_all_ranks(world: int, epoch: int = 0, **options: Any) -> list[list[list[list[int]]]]:
@@ -92,8 +92,7 @@ def of_all_ranks(world: int, epoch: int = 0, **options: Any) -> list[list[list[l
     return [[list(row) for row in zip(*step, strict=True)] for step in zip(*of_rank, strict=True)]
 
 
-def counts_of(sampler: DistributedSizeAwareBatchSampler) -> list[int]:
-    assert sampler.accumulation is not None
+def counts_of(sampler: OptimizerStepBatchSampler) -> list[int]:
     counts: list[int] = sampler.accumulation.tolist()
     return counts
 
@@ -204,6 +203,69 @@ def test_a_step_that_is_stopped_again_and_again_on_other_ranks_goes_on() -> None
     rest = list(last)
     assert all(list(one) == rest for one in copies)
     assert done + Counter(flat(rest)) == whole
+
+
+@pytest.mark.parametrize("case", ["default", "padded", "mixture", "schedule", "more than needed"])
+def test_every_step_can_be_asked_for_whatever_ranks_delivered_it(case: str) -> None:
+    """Steps of one batch on each rank, through stops inside optimizer steps on other ranks, and of the next epoch."""
+    options, delivered, state = CASES[case], list[list[list[int]]](), made(**CASES[case]).state_dict()
+    for world, steps in ((3, 2), (2, 2), (2, 1), (1, 4), (4, 1), (3, 10**6)):
+        ranks = [made(rank, world, **options) for rank in range(world)]
+        for sampler in ranks:
+            sampler.load_state_dict(state)
+        before, coming = len(delivered), [ranks[0].step(len(delivered) + number) for number in range(2)]
+        delivered += [list(row) for row in zip(*(islice(sampler, steps) for sampler in ranks), strict=True)]
+        assert delivered[before:][:2] == coming[:steps]
+        state = json.loads(json.dumps(ranks[-1].state_dict()))
+        assert state["step"] == len(delivered)
+    for sampler in (ranks[-1], made(0, 1, **options)):
+        sampler.load_state_dict(state)
+        assert [sampler.step(number) for number in range(len(delivered))] == delivered
+        following = [made(rank, 2, **options) for rank in range(2)]
+        for other in following:
+            other.set_epoch(1)
+        next_epoch = [next(iter(other)) for other in following]
+        assert sampler.step(len(delivered), num_replicas=2) == next_epoch
+
+
+def test_a_step_keeps_the_micro_batches_that_it_had_where_their_number_changes() -> None:
+    before = made(0, 2, accumulate=9)
+    delivered = [[batch] for batch in islice(before, 12)]
+    after = made(0, 2, accumulate=7)
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    rest = list(after)
+    assert [change.get("accumulate") for change in after.state_dict()["run"]] == [9, 7]
+    assert [[after.step(number)[0]] for number in range(12)] == delivered
+    assert [after.step(12 + number)[0] for number in range(len(rest))] == rest
+
+
+def test_whole_optimizer_steps_can_be_skipped() -> None:
+    steps, ranks = of_all_ranks(2), [made(rank, 2) for rank in range(2)]
+    counts = counts_of(ranks[0])
+    running = [iter(sampler) for sampler in ranks]
+    begun = [[next(iterator) for iterator in running] for _ in range(counts[0])]
+    skipped = [sampler.skip(counts[1] + counts[2]).tolist() for sampler in ranks]
+    assert skipped[0] == skipped[1]
+    assert sorted(skipped[0]) == sorted(samples_of(steps[1]) + samples_of(steps[2]))
+    rest = [list(row) for row in zip(*running, strict=True)]
+    assert begun + rest == flat(steps[:1] + steps[3:])
+    resumed = made(0, 2)
+    resumed.load_state_dict(json.loads(json.dumps(ranks[0].state_dict())))
+    assert [resumed.step(number) for number in range(len(begun + rest))] == begun + rest
+
+
+def test_a_part_of_an_optimizer_step_cannot_be_skipped() -> None:
+    sampler = made(0, 2)
+    state = sampler.state_dict()
+    with pytest.raises(
+        ValueError, match=r"skip\(\) must begin and end between two optimizer steps, got one that divides"
+    ):
+        sampler.skip(1)
+    assert sampler.state_dict() == state
+    next(iter(sampler))
+    with pytest.raises(ValueError, match="must begin and end between two optimizer steps"):
+        sampler.skip(counts_of(sampler)[0])
+    assert list(sampler) == list(made(0, 2))
 
 
 def test_between_two_steps_the_rest_of_the_epoch_is_the_same_steps_on_other_ranks() -> None:
@@ -336,8 +398,6 @@ def test_accumulate_follows_the_batches() -> None:
     assert sampler.accumulate == 2
     seen = [sampler.accumulate for _ in sampler]
     assert seen == flat([count] * count for count in counts_of(sampler))
-    plain = made(tokens_per_step=None)
-    assert (plain.accumulate, plain.accumulation, plain.tokens_per_step) == (1, None, None)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -359,7 +419,7 @@ def test_a_loop_gets_whole_steps_from_a_loader_that_reads_ahead(workers: int) ->
         assert [len(step) for step in steps] == counts_of(sampler)
 
 
-def plain_loader(sampler: DistributedSizeAwareBatchSampler) -> Any:
+def plain_loader(sampler: OptimizerStepBatchSampler) -> Any:
     return DataLoader(range(len(SIZES)), batch_sampler=sampler, collate_fn=list)  # type: ignore[arg-type]  # see above
 
 
@@ -403,8 +463,6 @@ def test_a_loader_of_other_batches_is_an_error() -> None:
         list(sampler.optimizer_steps([[0]]))
     with pytest.raises(RuntimeError, match="got more of them"):
         list(sampler.optimizer_steps([*made(), [0]]))
-    with pytest.raises(ValueError, match="needs tokens_per_step=, got none: give it to the constructor"):
-        made(tokens_per_step=None).optimizer_steps([])
 
 
 def test_a_state_that_does_not_say_how_a_step_was_packed_is_refused() -> None:
@@ -433,31 +491,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "late": ({"tokens_per_step": [(5, 7000)]}, ValueError, r"\[0\]\[0\], the first step of a stage, must be 0, got 5"),
     "backwards": ({"tokens_per_step": [(0, 7000), (9, 8000), (9, 9000)]}, ValueError, "must be more than 9, the one"),
     "a sample fills it": ({"tokens_per_step": 99}, ValueError, "must be more than 99, the size of the longest sample"),
-    "sequential": (
-        {"strategy": "sequential"},
-        ValueError,
-        "strategy must be 'stratified' for cost='sum' with tokens_per_step, got",
-    ),
-    "packed": (
-        {"strategy": "packed"},
-        ValueError,
-        "strategy must be 'stratified' for cost='sum' with tokens_per_step, got",
-    ),
-    "bucketed sum": (
-        {"strategy": "bucketed", "cost": "sum"},
-        ValueError,
-        "strategy must be 'stratified' for cost='sum' with tokens_per_step, or cost='padded', got 'bucketed'",
-    ),
-    "sequential padded": (
-        PADDED | {"strategy": "sequential"},
-        ValueError,
-        "strategy must be 'bucketed' for padded batches",
-    ),
-    "repeats": ({"tail": "pad"}, ValueError, "tail must be 'split' or 'drop' with tokens_per_step, got 'pad'"),
-    "window": ({"window": 50}, ValueError, "window must be None with tokens_per_step"),
-    "ranks": ({"balanced_ranks": 8}, ValueError, "balanced_ranks must be None with tokens_per_step, .* got 8"),
-    "multiple": (PADDED | {"batch_size_multiple": 4}, ValueError, "batch_size_multiple must be 1 with tokens_per_step"),
-    "accumulate alone": ({"tokens_per_step": None, "accumulate": 3}, ValueError, "accumulate=3 goes with tokens_per_"),
+    "none": ({"tokens_per_step": None}, TypeError, "tokens_per_step must be a real number, got None"),
+    "repeats": ({"tail": "pad"}, ValueError, "tail must be one of split, drop, got 'pad'"),
+    "strategy": ({"strategy": "packed"}, TypeError, "no argument 'strategy'|unexpected keyword argument 'strategy'"),
     "accumulate nothing": ({"accumulate": 0}, ValueError, "accumulate must be an int >= 1, got 0"),
 }
 
@@ -530,7 +566,7 @@ def test_the_first_batch_comes_soon_where_the_number_of_samples_is_limited_too()
 
     def calls(max_items: int | None) -> int:
         """Return the function calls to the first batch, which do not depend on the machine."""
-        sampler = DistributedSizeAwareBatchSampler(
+        sampler = OptimizerStepBatchSampler(
             lengths, 17_000, num_replicas=8, rank=0, tokens_per_step=2**20, max_items=max_items
         )
         profile = cProfile.Profile()

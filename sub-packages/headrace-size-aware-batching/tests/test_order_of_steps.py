@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doors import sampler_with
 
-from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler
 
 BUDGET = 16384
 # Three short chains for each long one.
@@ -22,7 +23,7 @@ LENGTHS = np.clip(np.random.default_rng(2).lognormal(np.log(60), 0.7, 3000), 4, 
 
 
 def made(sizes: Any = LENGTHS, budget: int = 1000, cost: Any = "padded", **options: Any) -> Any:
-    return DistributedSizeAwareBatchSampler(sizes, budget, cost=cost, **options)
+    return sampler_with(sizes, budget, cost=cost, **options)
 
 
 def blocks(**options: Any) -> Any:

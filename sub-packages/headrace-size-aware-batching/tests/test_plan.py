@@ -6,8 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doors import sampler_with
 
-from headrace.size_aware_batching import BatchPlan, DistributedSizeAwareBatchSampler, PlanReport
+from headrace.size_aware_batching import (
+    BatchPlan,
+    DistributedSizeAwareBatchSampler,
+    OptimizerStepBatchSampler,
+    PlanReport,
+)
 from headrace.size_aware_batching.report import table
 
 SIZES = np.array([1 + (37 * number) % 211 for number in range(1003)])
@@ -150,10 +156,10 @@ STEPS: dict[str, Any] = {"tokens_per_step": 1900, "num_replicas": 2, "rank": 0}
 
 @pytest.mark.slow
 def test_a_report_says_what_optimizer_steps_hold() -> None:
-    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, **STEPS)
+    sampler = OptimizerStepBatchSampler(SIZES, 500, **STEPS)
     steps = sampler.report().optimizer_steps
     assert steps is not None
-    ranks = [DistributedSizeAwareBatchSampler(SIZES, 500, **(STEPS | {"rank": rank})) for rank in range(2)]
+    ranks = [OptimizerStepBatchSampler(SIZES, 500, **(STEPS | {"rank": rank})) for rank in range(2)]
     found = [[*one.optimizer_steps(one)] for one in ranks]
     tokens = [sum(SIZES[i] for rank in step for batch in rank for i in batch) for step in zip(*found, strict=True)]
     assert steps.steps == sampler.num_optimizer_steps() == len(tokens)
@@ -170,7 +176,7 @@ def test_a_report_says_what_optimizer_steps_hold() -> None:
 
 def test_a_report_says_what_a_schedule_asks_for_in_an_epoch() -> None:
     schedule = [(0, 2000), (5, 3000)]
-    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, **(STEPS | {"tokens_per_step": schedule, "tail": "drop"}))
+    sampler = OptimizerStepBatchSampler(SIZES, 500, **(STEPS | {"tokens_per_step": schedule, "tail": "drop"}))
     for epoch, asked in ((0, (2000, 3000)), (1, (3000,))):
         steps = sampler.report(epoch).optimizer_steps
         assert steps is not None
@@ -181,7 +187,7 @@ def test_a_report_says_what_a_schedule_asks_for_in_an_epoch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, STEPS, {"strategy": "bucketed", "cost": "sum"}])
 def test_a_report_says_where_a_curriculum_stands(more: dict[str, Any]) -> None:
-    sampler = DistributedSizeAwareBatchSampler(SIZES, 500, curriculum=80, **more)
+    sampler = sampler_with(SIZES, 500, curriculum=80, **more)
     first, second = (sampler.report(epoch).curriculum for epoch in (0, 1))
     assert first is not None
     assert second is not None
@@ -195,7 +201,7 @@ def test_a_report_says_where_a_curriculum_stands(more: dict[str, Any]) -> None:
 
 def test_steps_and_curriculum_are_printed() -> None:
     reports = {
-        "with": DistributedSizeAwareBatchSampler(SIZES, 500, curriculum=80, **STEPS).report(),
+        "with": OptimizerStepBatchSampler(SIZES, 500, curriculum=80, **STEPS).report(),
         "without": DistributedSizeAwareBatchSampler(SIZES, 500).report(),
     }
     lines = {line[:23].strip(): line[23:] for line in table(reports).splitlines()[1:]}

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import rank_worker
+from doors import sampler_with
 from processes import run_in
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 from headrace.size_aware_batching.testing import check_resumes
 
 SIZES = np.random.default_rng(0).integers(1, 100, 203)
@@ -66,9 +67,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(**options: Any) -> DistributedSizeAwareBatchSampler:
+def made(**options: Any) -> Any:
     options = {name: value() if isinstance(value, type) else value for name, value in options.items()}
-    return DistributedSizeAwareBatchSampler(options.pop("sizes", SIZES), **{"max_total_size": 300} | options)
+    return sampler_with(options.pop("sizes", SIZES), **{"max_total_size": 300} | options)
 
 
 @pytest.mark.slow
@@ -146,7 +147,8 @@ ACCEPTED: dict[str, list[dict[str, Any]]] = {  # a resume may change these: the 
 
 
 def test_every_argument_is_refused_or_accepted_when_it_changes() -> None:
-    arguments = set(inspect.signature(DistributedSizeAwareBatchSampler).parameters)
+    doors = (DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler)
+    arguments = {name for door in doors for name in inspect.signature(door).parameters}
     assert arguments == REFUSED.keys() | ACCEPTED.keys()
 
 

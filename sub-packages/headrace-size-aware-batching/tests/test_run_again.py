@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doors import sampler_with
 from torch.utils.data import RandomSampler
 
-from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler
 from headrace.size_aware_batching.integrations.accelerate import PreparedBatchSampler
 
 SIZES = np.random.default_rng(0).integers(1, 50, 400)
@@ -20,9 +21,9 @@ ALL = list(range(len(SIZES)))
 WITHOUT_THREE = [sample for sample in ALL if sample != 3]
 
 
-def make(rank: int = 0, sizes: Any = SIZES, **options: Any) -> DistributedSizeAwareBatchSampler:
+def make(rank: int = 0, sizes: Any = SIZES, **options: Any) -> Any:
     usual: dict[str, Any] = {"max_total_size": 180, "num_replicas": 1, "rank": rank}
-    return DistributedSizeAwareBatchSampler(sizes, **usual | options)
+    return sampler_with(sizes, **usual | options)
 
 
 def samples(batches: Iterable[list[int]]) -> list[int]:
@@ -114,7 +115,7 @@ def test_a_state_of_an_earlier_position_has_its_step(skip: int) -> None:
 
 
 def test_optimizer_steps_are_numbered_alike_after_a_change_and_a_resume() -> None:
-    def fresh() -> DistributedSizeAwareBatchSampler:
+    def fresh() -> Any:
         return make(tokens_per_step=[(0, 700), (12, 1500)])
 
     running = fresh()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doors import sampler_with
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies_of_sizes import examples
@@ -32,8 +33,8 @@ from headrace.size_aware_batching.planning.options import STRATEGIES
 SIZES = np.random.default_rng(1).integers(1, 300, 150)
 
 
-def made(sizes: Any = SIZES, budget: float = 64, **options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(sizes, budget, oversize="split", **{"cost": "sum", **options})
+def made(sizes: Any = SIZES, budget: float = 64, **options: Any) -> Any:
+    return sampler_with(sizes, budget, oversize="split", **{"cost": "sum", **options})
 
 
 def span(key: Any, sizes: Any) -> tuple[int, int, int]:

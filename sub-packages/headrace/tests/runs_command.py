@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doors import sampler_with
 
 from headrace.runs.cli import main
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader, write_shards
 
 N = 200
@@ -54,7 +54,7 @@ def equal_batches(**options: Any) -> Any:
 
 
 def batches_by_size(**options: Any) -> Any:
-    return DistributedSizeAwareBatchSampler(SIZES, **{"max_total_size": 150, **options})
+    return sampler_with(SIZES, **{"max_total_size": 150, **options})
 
 
 def delivered(make: Any, dataset: Any, save_at: int, checkpoint: Path) -> Steps:

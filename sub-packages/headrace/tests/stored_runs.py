@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import webdataset as wds
+from doors import sampler_with
 
 from headrace.size_aware_batching import BatchMemoryModel, DistributedSizeAwareBatchSampler, Peaks
 from headrace.webdatamodule import (
@@ -62,7 +63,7 @@ def keys(batch: list[dict[str, Any]]) -> list[str]:
 
 def size_aware(folder: Path, **options: Any) -> Run:
     usual = {"max_total_size": 200, "num_replicas": 2, "rank": 1, "seed": 3}
-    batches = DistributedSizeAwareBatchSampler(SIZES, **(usual | options))
+    batches = sampler_with(SIZES, **(usual | options))
     batches.set_epoch(1)
     return batches, batches.__iter__
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 from headrace.webdatamodule import MapDataModule
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
@@ -62,7 +62,7 @@ BATCHES: dict[str, dict[str, Any]] = {
         "sizes": [1 + i * 7 % 9 for i in range(46)],
     },
     "by tokens": {
-        "batch_sampler": partial(DistributedSizeAwareBatchSampler, max_total_size=20, tokens_per_step=80),
+        "batch_sampler": partial(OptimizerStepBatchSampler, max_total_size=20, tokens_per_step=80),
         "sizes": [1 + i * 7 % 9 for i in range(46)],
     },
 }

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doors import sampler_with
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import ResumableLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -15,7 +15,7 @@ SIZES = np.random.default_rng(0).integers(10, 200, 600)
 
 
 def loader(world: int, rank: int, **options: Any) -> ResumableLoader:
-    batches = DistributedSizeAwareBatchSampler(SIZES, 1600, num_replicas=world, rank=rank, **options)
+    batches = sampler_with(SIZES, 1600, num_replicas=world, rank=rank, **options)
     return ResumableLoader(list(range(600)), batches, collate_fn=list, check_ranks=False)
 
 

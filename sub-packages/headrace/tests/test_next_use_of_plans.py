@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doors import sampler_with
 from torch.utils.data import RandomSampler
 
-from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler
 from headrace.webdatamodule.loading.next_use import planned_uses
 from headrace.weighted_sampler import WeightedDistributedSampler
 
@@ -22,10 +23,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def of_rank(rank: int, options: dict[str, Any]) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(
-        LENGTHS, **{"max_total_size": 400, "num_replicas": NODES * LOCAL, "rank": rank, **options}
-    )
+def of_rank(rank: int, options: dict[str, Any]) -> Any:
+    return sampler_with(LENGTHS, **{"max_total_size": 400, "num_replicas": NODES * LOCAL, "rank": rank, **options})
 
 
 def samples_of(batch: list[Any]) -> list[int]:
@@ -73,7 +72,7 @@ def test_asking_for_next_uses_changes_no_batch(strategy: str, monkeypatch: pytes
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
-    def of_mixture() -> DistributedSizeAwareBatchSampler:
+    def of_mixture() -> Any:
         mixture = WeightedDistributedSampler(LENGTHS, {(0, 600): 1, (600, 1200): 3}, num_replicas=1, rank=0)
         cost = "padded" if strategy == "bucketed" else "sum"
         return of_rank(0, {"sampler": mixture, "strategy": strategy, "cost": cost})
@@ -95,7 +94,7 @@ def test_an_order_that_is_known_for_one_epoch_alone_has_no_next_use(monkeypatch:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
-    def of_random() -> DistributedSizeAwareBatchSampler:
+    def of_random() -> Any:
         order = RandomSampler(LENGTHS.tolist(), generator=torch.Generator().manual_seed(3))
         return of_rank(0, {"sampler": order, "strategy": "sequential"})
 

@@ -17,7 +17,7 @@ from reweight_worker import BATCHES, LENGTH, MIXTURES, SIZES, WEIGHTS, N, loader
 from runs import run_script, torchrun
 from simulated_run import SimulatedRun
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 from headrace.weighted_sampler import WeightedDistributedSampler
 
@@ -291,9 +291,10 @@ def test_where_weights_cannot_change_the_error_names_the_cure() -> None:
         TypeError, match=r"batch_sampler must have reweight\(\) for that, got BatchSampler: use Distributed"
     ):
         plain(listed).reweight(WEIGHTS[0])
-    by_tokens = DistributedSizeAwareBatchSampler(SIZES, 600, sampler=mixture(), tokens_per_step=1200)
+    by_tokens = OptimizerStepBatchSampler(SIZES, 600, sampler=mixture(), tokens_per_step=1200)
     with pytest.raises(
-        ValueError, match=r"reweight\(\) needs a sampler without tokens_per_step, got 1200: give the weights to the mix"
+        ValueError,
+        match=r"reweight\(\) must leave the weights of optimizer steps, got .*: give them to the mix",
     ):
         plain(by_tokens).reweight(WEIGHTS[0])
     fresh = loader("equal", num_replicas=1, rank=0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_run import SimulatedRun
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 from headrace.webdatamodule import ResumableLoader
 
 SIZES = np.random.default_rng(0).integers(1, 50, 400)
@@ -126,9 +126,9 @@ def test_whatever_happens_to_a_loop_over_batches_by_size(workers: int, examples:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_loop_goes_on_unchanged_where_the_batch_sampler_allows_no_change(workers: int) -> None:
+def test_a_loop_continues_unchanged_where_the_batch_sampler_allows_no_change(workers: int) -> None:
     def loader(workers: int) -> ResumableLoader:
-        batches = DistributedSizeAwareBatchSampler(SIZES, 180, tokens_per_step=1000)
+        batches = OptimizerStepBatchSampler(SIZES, 180, tokens_per_step=1000)
         return ResumableLoader(list(range(len(SIZES))), batches, collate_fn=list, num_workers=workers)
 
     one, came = loader(workers), []
@@ -137,7 +137,7 @@ def test_a_loop_goes_on_unchanged_where_the_batch_sampler_allows_no_change(worke
         if one.steps in (3, 8):
             with pytest.raises(ValueError, match="allows changes at the beginning of an epoch only"):
                 one.exclude([5])
-            with pytest.raises(ValueError, match="need a sampler without tokens_per_step"):
+            with pytest.raises(ValueError, match="must begin and end between two optimizer steps"):
                 one.skip(2)
     assert came == list(loader(0))
     one.set_epoch(1)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -413,11 +414,15 @@ def test_other_weights_of_a_mixture_are_listed(tmp_path: Path, command: Command)
     assert command.document(path)["run"][-1]["reweight"] == [[1024, [1, "3/10"]]]
 
 
-def test_optimizer_steps_by_tokens_are_refused_as_by_the_sampler(tmp_path: Path, command: Command) -> None:
-    path = saved(tmp_path / "x.pt", batches=batches_by_size(tokens_per_step=600))
-    command("show", path, "--step", 0, "--num-replicas", 2, "--sizes", sizes_file(tmp_path), code=2)
-    assert "with tokens_per_step cannot be asked for" in command.error
+def test_steps_of_a_run_by_tokens_are_listed_past_and_coming(tmp_path: Path, command: Command) -> None:
+    sizes = "--sizes", sizes_file(tmp_path)
+    ranks = [batches_by_size(tokens_per_step=600, num_replicas=2, rank=rank) for rank in range(2)]
+    steps = [list(row) for row in zip(*(islice(sampler, 5) for sampler in ranks), strict=True)]
+    path = saved(tmp_path / "x.pt", batches=ranks[0])
     assert command.document(path)["options"]["tokens_per_step"] == 600
+    assert "OptimizerStepBatchSampler" in command("show", path)
+    steps += [ranks[0].step(5), ranks[0].step(90)]
+    assert [command.step(path, number, *sizes) for number in (0, 1, 2, 3, 4, 5, 90)] == steps
 
 
 def test_several_states_are_listed_and_one_is_chosen(tmp_path: Path, command: Command) -> None:

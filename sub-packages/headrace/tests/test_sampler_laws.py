@@ -10,9 +10,14 @@ from itertools import chain, islice
 from typing import Any
 
 import pytest
+from doors import sampler_with
 from golden import Sliced, integers
 
-from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import (
+    BlockwiseSizeAwareBatchSampler,
+    DistributedSizeAwareBatchSampler,
+    OptimizerStepBatchSampler,
+)
 from headrace.size_aware_batching.integrations.accelerate import PreparedBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 from headrace.weighted_sampler import WeightedDistributedSampler
@@ -31,11 +36,11 @@ def by_size(**options: Any) -> Maker:
     """Return what makes samplers of epochs planned as a whole; ``sampler`` makes the order."""
     options = {"strategy": "stratified", "cost": "sum", "max_total_size": 60, **options}
 
-    def make(**changed: Any) -> DistributedSizeAwareBatchSampler:
+    def make(**changed: Any) -> Any:
         arguments = options | changed
         if "sampler" in arguments:
             arguments["sampler"] = arguments["sampler"]()
-        return DistributedSizeAwareBatchSampler(SIZES, **arguments)
+        return sampler_with(SIZES, **arguments)
 
     return make
 
@@ -94,7 +99,7 @@ COUNTED = {
     "count of a mixture": by_count(sampler=mixture),
 }
 LOADERS = {"loader by size": loaded(by_size()), "loader by count": loaded(by_count())}
-STEPPED = PLANNED | CURRICULUM | BLOCKS | COUNTED | LOADERS
+STEPPED = PLANNED | CURRICULUM | TOKENS | BLOCKS | COUNTED | LOADERS
 CHANGING = PLANNED | COUNTED  # that leave out samples, skip steps and change their ranks in the middle of an epoch
 FEW = {
     name: CHANGING[name]
@@ -431,7 +436,8 @@ class Constructions:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        for made in (DistributedSizeAwareBatchSampler, BlockwiseSizeAwareBatchSampler, DistributedBatchSampler):
+        planned = (DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler, BlockwiseSizeAwareBatchSampler)
+        for made in (*planned, DistributedBatchSampler):
             monkeypatch.setattr(made, "__init__", self.counted(made.__init__))
 
     def counted(self, construct: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import OptimizerStepBatchSampler
 from headrace.size_aware_batching.callbacks import TokensPerStep
 from headrace.webdatamodule import MapDataModule, ResumableLoader
 
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 SIZES = np.random.default_rng(0).integers(1, 60, 400)
-by_tokens = partial(DistributedSizeAwareBatchSampler, max_total_size=220, tokens_per_step=[(0, 900), (5, 1500)])
+by_tokens = partial(OptimizerStepBatchSampler, max_total_size=220, tokens_per_step=[(0, 900), (5, 1500)])
 
 
 def collate(samples: list[int]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, PaddedCollate
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler, PaddedCollate
 from headrace.size_aware_batching.integrations import TrainerGuard
 
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "checkpoints")
@@ -48,7 +48,7 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
 class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers has no types here
     """Reads batches by size, and evaluates by tokens."""
 
-    def __init__(self, *arguments: Any, batches: DistributedSizeAwareBatchSampler, **options: Any) -> None:
+    def __init__(self, *arguments: Any, batches: OptimizerStepBatchSampler, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.batches = batches
 
@@ -90,7 +90,7 @@ def made_up(count: int, seed: int) -> Texts:
 def main() -> None:
     """Train from the latest checkpoint on, if there is one."""
     train, validation = made_up(800, seed=0), made_up(100, seed=1)
-    batches = DistributedSizeAwareBatchSampler(
+    batches = OptimizerStepBatchSampler(
         train.lengths,
         BUDGET,
         cost="padded",

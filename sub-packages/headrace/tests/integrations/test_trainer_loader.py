@@ -10,7 +10,7 @@ from counting import DATA, SIZES, Change, Model
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 from headrace.size_aware_batching.integrations import TrainerGuard, TrainerLoader
 from headrace.webdatamodule import ResumableLoader
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
@@ -137,7 +137,7 @@ def test_a_training_ends_with_its_epochs_where_weights_change(tmp_path: Path) ->
 def test_what_would_lose_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ignore_data_skip must be True, got False"):
         trainer_of(tmp_path, ignore_data_skip=False).train()
-    with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, got 2: .* use tokens_per_step"):
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, got 2: .* use an Optimizer"):
         trainer_of(tmp_path, gradient_accumulation_steps=2).train()
     other = trainer_of(tmp_path)
     other.get_train_dataloader = lambda: DataLoader(DATA)  # type: ignore[arg-type]  # a list is a dataset
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_a_guard_has_no_position(tmp_path: Path) -> None:
 
 
 def test_steps_of_several_batches_are_refused(tmp_path: Path) -> None:
-    batches = DistributedSizeAwareBatchSampler(SIZES, 500, tokens_per_step=2000)
+    batches = OptimizerStepBatchSampler(SIZES, 500, tokens_per_step=2000)
     loader = TrainerLoader(ResumableLoader(DATA, batches))
     arguments = TrainingArguments(
         str(tmp_path), max_steps=3, ignore_data_skip=True, report_to=[], disable_tqdm=True, use_cpu=True

@@ -15,7 +15,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, global_num_tokens, token_weighted_loss
+from headrace.size_aware_batching import OptimizerStepBatchSampler, global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.integrations import TrainerGuard
 from headrace.webdatamodule import ResumableLoader
 
@@ -48,8 +48,8 @@ def weights(model: torch.nn.Module) -> list[float]:
     return [value for parameter in model.parameters() for value in parameter.detach().flatten().tolist()]
 
 
-def sampler_of(**options: Any) -> DistributedSizeAwareBatchSampler:
-    return DistributedSizeAwareBatchSampler(LENGTHS, 300, tokens_per_step=TOKENS, **options)
+def sampler_of(**options: Any) -> OptimizerStepBatchSampler:
+    return OptimizerStepBatchSampler(LENGTHS, 300, tokens_per_step=TOKENS, **options)
 
 
 def with_accelerate(loader_of: Callable[[], tuple[Any, Any]]) -> tuple[list[float], int]:

@@ -4,11 +4,11 @@ from task import CHECKPOINTS, EPOCHS, EVERY, WORKERS, Model, Texts, collate, lat
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import OptimizerStepBatchSampler
 from headrace.size_aware_batching.integrations import TrainerGuard
 
 data, model = Texts(), Model()
-batches = DistributedSizeAwareBatchSampler(data.sizes, 1000, tokens_per_step=5500)
+batches = OptimizerStepBatchSampler(data.sizes, 1000, tokens_per_step=5500)
 arguments = TrainingArguments(
     str(CHECKPOINTS),
     num_train_epochs=EPOCHS,

@@ -17,6 +17,7 @@ from headrace.size_aware_batching.memory.peaks import Peaks, collect_cuda_peak_a
 from headrace.size_aware_batching.memory.polynomial import PolynomialRegression
 from headrace.size_aware_batching.memory.simulated import SimulatedMemory, estimate_peaks
 from headrace.size_aware_batching.memory.worst_batches import run_worst_batches
+from headrace.size_aware_batching.optimizer_steps import OptimizerStepBatchSampler
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.pieces import Piece
 from headrace.size_aware_batching.report import PlanReport
@@ -41,6 +42,7 @@ __all__ = [
     "OOMEvent",
     "OOMGuard",
     "OOMReport",
+    "OptimizerStepBatchSampler",
     "PackedBatch",
     "PackedCollate",
     "PaddedBatch",

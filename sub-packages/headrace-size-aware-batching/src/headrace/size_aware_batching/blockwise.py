@@ -56,9 +56,9 @@ class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
     neither.
 
     **What it does not have.** `DistributedSizeAwareBatchSampler` also takes ``sampler``, ``shapes``, ``curriculum``,
-    ``work``, ``tokens_per_step``, ``accumulate``, ``oversize="split"``, ``exclude`` and ``accept=``, and has ``plan``,
-    ``report``, ``batch`` and ``worst_batches``. None of these exist here: they need all sizes at once, or are not
-    implemented yet. Shards cannot be appended in the middle of a run.
+    ``work``, ``oversize="split"``, ``exclude`` and ``accept=``, and has ``plan``, ``report``, ``batch`` and
+    ``worst_batches``. None of these exist here: they need all sizes at once, or are not implemented yet. Shards cannot
+    be appended in the middle of a run.
 
     Args:
         sizes: ``sizes(shard)`` returns the sizes of the samples of a shard, by its number: in any form that

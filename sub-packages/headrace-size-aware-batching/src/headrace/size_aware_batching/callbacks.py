@@ -264,7 +264,7 @@ class OOMRescue(Callback):
 
 
 class TokensPerStep(Callback):
-    """Sets Lightning's gradient accumulation to the number of batches in each step, for ``tokens_per_step``.
+    """Sets Lightning's gradient accumulation to the number of batches in each step of an `OptimizerStepBatchSampler`.
 
     The callback sets ``trainer.accumulate_grad_batches`` before each batch. The number is also correct when the loader
     prefetches, in a resumed epoch, and on another number of ranks. The trainer divides the loss of each batch by it.
@@ -345,7 +345,7 @@ class TokensPerStep(Callback):
                 return found
         raise ValueError(
             f"the loader's batch_sampler must have tokens_per_step for TokensPerStep, got a {type(loader).__name__} "
-            "without: give tokens_per_step= to the DistributedSizeAwareBatchSampler, or leave the callback out; where "
+            "without: give the loader an OptimizerStepBatchSampler, or leave the callback out; where "
             "the loader hides its sampler, give it as TokensPerStep(sampler=...)"
         )
 

@@ -40,7 +40,7 @@ class BatchPlan:
             longest sample.
         starts: Where each entry of ``indices`` begins in its sample; None where no sample is cut.
         lengths: How much of its sample it is, likewise.
-        steps: The optimizer steps; None without ``tokens_per_step``.
+        steps: The optimizer steps of an `OptimizerStepBatchSampler`, else None.
         curriculum: Where a curriculum stands; None without one.
         max_items: Largest number of samples in a batch; None for no limit.
         balanced_ranks: Number of ranks for which the order of the batches balances the steps; None for none.

@@ -49,7 +49,7 @@ class OptimizerStepsReport:
 
     @classmethod
     def of(cls, plan: BatchPlan) -> OptimizerStepsReport | None:
-        """Return the figures of a plan; None without ``tokens_per_step``."""
+        """Return the figures of a plan; None without optimizer steps."""
         if plan.steps is None or not len(plan):
             return None
         starts, asked = plan.steps.starts, plan.steps.asked
@@ -143,7 +143,7 @@ class PlanReport:
         shapes: Number of distinct (count, length) shapes of the padded batches.
         shapes_cost: ``padded`` relative to its value without the limit ``shapes=``; 1 if there is no limit, NaN if the
             plan was not compared with one without it.
-        optimizer_steps: With ``tokens_per_step``: what the optimizer steps hold, else None.
+        optimizer_steps: Of an `OptimizerStepBatchSampler`: what the optimizer steps hold, else None.
         curriculum: With ``curriculum``: which samples may come in the epoch, else None.
         autocorrelation: Correlation between the mean sizes of successive whole steps: near 1, successive steps hold
             samples of similar size; 0 is random. NaN with fewer than three steps, or if all have the same mean.

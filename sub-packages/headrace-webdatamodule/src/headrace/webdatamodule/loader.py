@@ -274,7 +274,7 @@ class ResumableLoader(EpochLoader):
     def accumulation(self) -> Any:
         """Number of batches in each optimizer step, from the start of the iteration; None if it is not known.
 
-        `DistributedSizeAwareBatchSampler` knows it with `tokens_per_step`.
+        `OptimizerStepBatchSampler` knows it.
         """
         return getattr(self._batches(), "accumulation", None)
 

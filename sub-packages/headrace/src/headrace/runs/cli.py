@@ -165,6 +165,8 @@ def _change_lines(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         what += [f"{name} {change[name]:,}" for name in ("n", "world", "skip") if name in change]
         if "mixture" in change:
             what.append(f"a mixture of {_counted(len(change['mixture'].get('ranges', ())), 'source')}")
+        if "accumulate" in change:
+            what.append(f"accumulate={change['accumulate']}")
         if change.get("exclude"):
             what.append(f"leaves out {_counted(len(change['exclude']), 'sample')}")
         what += [

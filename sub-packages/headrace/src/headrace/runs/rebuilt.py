@@ -10,6 +10,8 @@ from headrace.runs.checkpoints import CheckpointError, Found
 from headrace.runs.packages import SIZE_AWARE, WEBDATAMODULE, WEIGHTED, needed
 
 EQUAL, BY_SIZE = "DistributedBatchSampler", "DistributedSizeAwareBatchSampler"
+BY_TOKENS = "OptimizerStepBatchSampler"
+NOT_BY_TOKENS = ("strategy", "batch_size_multiple", "shapes", "window", "balanced_ranks")  # that it does not have
 _MOST_RANKS = 1 << 20  # a step of more would fill the memory
 _OTHER_TOKENS = "the mixture of this run had its shares of tokens by other sizes, which the state does not hold"
 IN_PYTHON = (
@@ -44,6 +46,8 @@ class Run:
                 raise ValueError(f"no run has more than {_MOST_RANKS:,} ranks")
             self.settings: dict[str, Any] = self.record.settings(self.state["epoch"], self.state["position"])
             self.n_samples = int(self.settings.get("n", 0))
+            if self.settings["options"].get("tokens_per_step") is not None:
+                self.kind = BY_TOKENS
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the state {found.path} was changed: {error}") from error
 
@@ -56,7 +60,7 @@ class Run:
     def needs_sizes(self) -> bool:
         """Whether the sizes of samples decide its batches, or its order."""
         mixture = self.settings.get("mixture")
-        return self.kind == BY_SIZE or (mixture is not None and mixture.get("per") == "token")
+        return self.kind != EQUAL or (mixture is not None and mixture.get("per") == "token")
 
     def sampler(self, sizes: Any = None, num_replicas: int | None = None) -> Any:
         """Make the batch sampler, at the position of the state.
@@ -70,7 +74,7 @@ class Run:
             ValueError: The sizes are others, or the record does not hold all that decides the batches.
         """
         if self.needs_sizes and sizes is None:
-            what = "batches of this run are planned" if self.kind == BY_SIZE else "the mixture of this run has shares"
+            what = "batches of this run are planned" if self.kind != EQUAL else "the mixture of this run has shares"
             raise ValueError(
                 f"{what} by the sizes of its samples: give --sizes FILE, or --data FOLDER and --sizes NAME, a column "
                 "or a member"
@@ -112,19 +116,23 @@ class Run:
 
     def _of_sizes(self, sizes: Any, world: int) -> Any:
         with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
-            from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+            from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
             from headrace.size_aware_batching._shared.states import StateMismatchError
         options = dict(self.settings["options"])
         if "block" in options:
             raise ValueError(f"this run planned its batches block by block, and the state has no shards: {IN_PYTHON}")
         if functions := [name for name, value in options.items() if value == "a function"]:
             raise ValueError(f"{functions[0]} of this run is a function, and the state does not hold that: {IN_PYTHON}")
-        if options.get("tokens_per_step") is not None:
-            raise ValueError("--step: steps of a run with tokens_per_step cannot be asked for, in Python neither")
         mixture = self._mixture(sizes)
         rank: Any = "all" if self.settings.get("all") else 0
+        door: Any = DistributedSizeAwareBatchSampler
+        if self.kind == BY_TOKENS:
+            door, options["accumulate"] = OptimizerStepBatchSampler, self.settings.get("accumulate")
+            options = {name: value for name, value in options.items() if name not in NOT_BY_TOKENS}
+        else:
+            options.pop("tokens_per_step", None)
         try:
-            made = DistributedSizeAwareBatchSampler(
+            made = door(
                 sizes[: self.n_samples],
                 **options,
                 sampler=mixture,

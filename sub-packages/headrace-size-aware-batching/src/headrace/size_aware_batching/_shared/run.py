@@ -113,9 +113,6 @@ class Planner(Protocol):
     def refuse_rest(self) -> None:
         """Refuse a change in the middle of an epoch, if its plan depends on what came before."""
 
-    def refuse_lookup(self) -> None:
-        """Refuse to look up or skip steps, if that is not possible."""
-
     def check_state(self, state: Any, /) -> Mapping[str, Any]:
         """Refuse what is no state, or one of another version or seed; return it with plain ints."""
 
@@ -318,7 +315,7 @@ class Run:
         epoch, began, planner = self.epoch, self.start, self.planner
         planner.order.check(epoch, world, self.ranks.mesh)
         with self._restored_if_refused():
-            if self._record.begin(epoch, began.position, self._settings(world)):
+            if self._record.begin(epoch, began.position, self._settings(world), began.inside):
                 self._timelines = {}
             plan = self.current_plan(began.position)
             if not began.position:
@@ -398,7 +395,6 @@ class Run:
 
     def step(self, number: int, world: int | None = None) -> list[list[Any]]:
         """Return the samples of any step of the run, rank by rank; ``world`` is the number of ranks of coming steps."""
-        self.planner.refuse_lookup()
         coming = self._record.step_at(self.epoch, self.position)
         if self._record.first_step <= number < coming:
             return self._past_step(number)
@@ -409,7 +405,7 @@ class Run:
         part = [part for part in self._record.parts(epoch) if part.step <= number][-1]
         world, keep_order = part.settings["world"], part.settings.get("all", False)
         plan = self._plan_of_part(epoch, part)
-        return _step_of(plan, Place(part.position), world, number - part.step, keep_order)
+        return _step_of(plan, part.place, world, number - part.step, keep_order)
 
     def _plan_of_part(self, epoch: int, part: Part) -> EpochPlan:
         plans = self._timeline(epoch) or [self._first_plan(epoch, part.settings)]
@@ -431,7 +427,7 @@ class Run:
 
         A run that has not begun begins with ``world`` ranks.
         """
-        epoch, place, history = self.epoch, Place(self.position), self._history(self.position, world)
+        epoch, place, history = self.epoch, self.place(), self._history(self.position, world)
         plan = self.current_plan(world=world)
         while True:
             yield plan, epoch, place
@@ -477,14 +473,15 @@ class Run:
 
     def skip(self, steps: int) -> NDArray[np.int64]:
         """Skip the next steps of this epoch; return their samples."""
-        self.planner.refuse_lookup()
-        world, start = self.world, self.position
-        if self._record.begin(self.epoch, start, self._settings(world)):
-            self._timelines = {}
-        plan, stop, passed = self.current_plan(), start, start
-        for end, end_of_samples in islice(_ends(plan, Place(start), world, self.all_ranks), steps):
-            stop, passed = end, end_of_samples
-        skipped = plan.delivered(start, passed)
+        world, place = self.world, self.place()
+        with self._restored_if_refused():
+            if self._record.begin(self.epoch, place.position, self._settings(world), place.inside):
+                self._timelines = {}
+            plan, start = self.current_plan(), place.position
+            stop = passed = start
+            for end, end_of_samples in islice(_ends(plan, place, world, self.all_ranks), steps):
+                stop, passed = end, end_of_samples
+            skipped = plan.delivered(start, passed)
         self._record.note(self.epoch, start, {}, skip=stop - start)
         self._timelines = {}
         self._interrupt(stop)
@@ -566,7 +563,7 @@ class Run:
     def _begun(self) -> Run:
         """Return a copy whose next iteration has begun, so that its record holds that, and has delivered nothing."""
         begun = copy(self)
-        begun._record.begin(self.epoch, self.start.position, self._settings(self.world))
+        begun._record.begin(self.epoch, self.start.position, self._settings(self.world), self.start.inside)
         return begun
 
     def _steps_to(self, place: Place) -> int:
@@ -580,7 +577,7 @@ class Run:
             return parts[0].step - self._record.step
         part = begun[-1]
         plan, world = self._plan_of_part(self.epoch, part), part.settings["world"]
-        steps = plan.n_steps(Place(part.position), world) - plan.n_steps(place, world)
+        steps = plan.n_steps(part.place, world) - plan.n_steps(place, world)
         return part.step + steps - self._record.step
 
     def load(self, state: Any, accept: Collection[str] = ()) -> None:

@@ -21,15 +21,15 @@ class TrainerGuard:
 
     A ``Trainer`` resumes by counting steps, so it silently loses and repeats samples if the batches have changed. The
     guard stores the sampler's fingerprint, the number of processes and the number of accumulated batches in the
-    trainer's checkpoints, and refuses to resume if one of them differs. With ``tokens_per_step`` both numbers may
-    differ, because the steps stay the same; without it, use `TrainerLoader`. The guard also sets the sampler's epoch,
-    even after a resume. It refuses what a ``Trainer`` cannot train on exactly: a loader that shards a rank's batches
-    again; epochs of different lengths, because a ``Trainer`` drops the rest; changes of the run (``exclude``, ``skip``,
-    ``reweight``) after training has begun, because a resume would skip other batches; and, with ``tokens_per_step``,
-    steps whose number of batches is not ``gradient_accumulation_steps``. It reads no data.
+    trainer's checkpoints, and refuses to resume if one of them differs. With an `OptimizerStepBatchSampler` both
+    numbers may differ, because the steps stay the same; without one, use `TrainerLoader`. The guard also sets the
+    sampler's epoch, even after a resume. It refuses what a ``Trainer`` cannot train on exactly: a loader that shards a
+    rank's batches again; epochs of different lengths, because a ``Trainer`` drops the rest; changes of the run
+    (``exclude``, ``skip``, ``reweight``) after training has begun, because a resume would skip other batches; and
+    optimizer steps whose number of batches is not ``gradient_accumulation_steps``. It reads no data.
 
     The checkpoints also hold the sampler's state with its record of the run, so ``headrace-runs show checkpoint-500
-    --step 1234`` lists the samples of any step, except with ``tokens_per_step``. In this state the sampler is ahead of
+    --step 1234`` lists the samples of any step. In this state the sampler is ahead of
     training by the prefetched batches; the Trainer resumes by its own count.
 
     Override ``get_train_dataloader``. Return ``DataLoader(dataset, batch_sampler=sampler, ...)`` as it is, or, if the
@@ -274,8 +274,8 @@ class TrainerLoader:
         if args.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps must be 1, got {args.gradient_accumulation_steps}: a Trainer would never "
-                "step with the last, shorter group of a loader without a length. To accumulate, use tokens_per_step "
-                "with a TrainerGuard, which also resumes on any number of processes"
+                "step with the last, shorter group of a loader without a length. To accumulate, use an "
+                "OptimizerStepBatchSampler with a TrainerGuard, which also resumes on any number of processes"
             )
         if any(count != 1 for count in _plain(getattr(self._loader, "accumulation", None))):
             raise ValueError(
@@ -352,7 +352,7 @@ _CHANGED = {
     "construct it as then, or start a new run (its fingerprint was {saved} and is {own})",
     "world_size": "world_size must be {saved}, as in the checkpoint, got {own}: a Trainer counts steps of each process "
     "and would lose or repeat samples; resume with {saved}, or start a new run from its weights. A run with a "
-    "TrainerLoader, or with tokens_per_step, resumes on any number of processes",
+    "TrainerLoader, or an OptimizerStepBatchSampler, resumes on any number of processes",
     "gradient_accumulation_steps": "gradient_accumulation_steps must be {saved}, as in the checkpoint, got {own}: a "
     "Trainer counts steps of the optimizer and would lose or repeat samples; resume with {saved}, or start a new run "
     "from its weights",

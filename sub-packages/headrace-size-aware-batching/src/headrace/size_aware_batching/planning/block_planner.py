@@ -151,9 +151,6 @@ class BlockPlanner:
     def _no_change(self) -> ValueError:
         return ValueError(f"{self.name} cannot change in the middle of an epoch: begin a new run")
 
-    def refuse_lookup(self) -> None:
-        """Any step can be looked up."""
-
     def check_state(self, state: Any) -> Mapping[str, Any]:
         """Refuse what is no state, or one of another version or seed; return it with plain ints."""
         return checked_state(state, self.name, self.version, self.seed, ("sizes",))

@@ -311,9 +311,15 @@ class TokenPlan:
         keys: list[Any] = samples.tolist() if self.pieces is None else self.pieces.keys(samples)
         return keys
 
-    def delivered(self, _start: int, _stop: int) -> NDArray[np.int64]:
-        """Refuse: the order of samples inside an optimizer step depends on the number of ranks."""
-        raise self._refused()
+    def delivered(self, start: int, stop: int) -> NDArray[Any]:
+        """Return the samples of the dataset between two positions, between which whole optimizer steps lie."""
+        if not {start, stop} <= {*self.starts.tolist()}:
+            raise ValueError(
+                "skip() must begin and end between two optimizer steps, got one that divides a step of "
+                "tokens_per_step: give the micro-batches that whole steps have on a rank, as accumulation says"
+            )
+        samples = self.order.take(start, stop)
+        return samples if self.pieces is None else self.pieces.samples[samples]
 
     def first_unread(self, _position: int) -> int:
         """Refuse."""

@@ -51,8 +51,6 @@ _OF_STRATEGIES: tuple[tuple[str, Any, tuple[Strategy, ...], str], ...] = (
     ("shapes", None, ("bucketed",), ": in another order any batch may need the longest shape"),
     ("curriculum", None, SORTING, _KEEPS_ORDER),
 )
-# Arguments that have no meaning beside tokens_per_step, and their defaults.
-_NOT_WITH_TOKENS = {"window": None, "batch_size_multiple": 1, "shapes": None, "balanced_ranks": None}
 
 
 def only_between_epochs(name: str, value: object) -> ValueError:
@@ -175,7 +173,8 @@ class Options:
 class SamplerOptions(Options):
     """The arguments of a batch sampler that decide which batches there are.
 
-    ``max_length`` is as it was given; its columns are known with the sizes.
+    ``max_length`` is as it was given; its columns are known with the sizes. With ``tokens_per_step`` they are those of
+    optimizer steps, in which the samples come in the order of the list.
     """
 
     max_total_size: Any = None
@@ -190,16 +189,13 @@ class SamplerOptions(Options):
         object.__setattr__(self, "accumulate", whole_number("accumulate", self.accumulate))
         if self.tokens_per_step is not None:
             object.__setattr__(self, "tokens_per_step", TokenSchedule.of(self.tokens_per_step).value)
-            self._refuse_beside_tokens()
-        elif self.accumulate is not None:
-            raise ValueError(f"accumulate={self.accumulate} goes with tokens_per_step: give both, or neither")
         object.__setattr__(self, "max_total_size", plain_budget(self.max_total_size))
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> SamplerOptions:
         """Return the options among the arguments of a sampler."""
         options = {name: arguments[name] for name in (*CHANGEABLE, "accumulate") if name in arguments}
-        options["strategy"], options["cost"] = implied(options["strategy"], options["cost"])
+        options["strategy"], options["cost"] = implied(options.get("strategy"), options["cost"])
         return cls(**options)
 
     @cached_property
@@ -215,21 +211,3 @@ class SamplerOptions(Options):
     def changed(self, recorded: Mapping[str, Any]) -> SamplerOptions:
         """Return the arguments with others that a record has."""
         return replace(self, **recorded)
-
-    def _refuse_beside_tokens(self) -> None:
-        """Refuse options that have no meaning if optimizer steps are packed by their tokens."""
-        allowed = "stratified" if self.batch_cost.name == "sum" else "bucketed"
-        if self.strategy != allowed:
-            kind = "cost='sum'" if allowed == "stratified" else "padded batches"
-            cure = ", or cost='padded'" if self.strategy == "bucketed" else ""
-            raise ValueError(
-                f"strategy must be {allowed!r} for {kind} with tokens_per_step{cure}, got {self.strategy!r}: the "
-                "samples of a step come in the order of the list, and are packed for all ranks together"
-            )
-        if self.tail == "pad":
-            raise ValueError("tail must be 'split' or 'drop' with tokens_per_step, got 'pad': a step has no repeats")
-        for name, default in _NOT_WITH_TOKENS.items():
-            if (value := getattr(self, name)) != default:
-                raise ValueError(
-                    f"{name} must be {default} with tokens_per_step, whose steps are packed as a unit, got {value}"
-                )

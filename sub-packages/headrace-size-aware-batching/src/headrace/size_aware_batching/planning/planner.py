@@ -12,7 +12,6 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.epoch_plan import Place
 from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.run import History
@@ -123,11 +122,12 @@ class SizeAwarePlanner:
             "exclude": list(self.excluded),
             "mixture": self.mixed.mixture,
             "reweight": list(self.mixed.reweights),
+            "accumulate": self.options.accumulate,
         }
 
     def at(self, settings: Mapping[str, Any]) -> SizeAwarePlanner:
         """Return the planner for recorded settings."""
-        options = {**self.recorded_options, **_known(settings["options"])}
+        options = {**self.recorded_options, **_known(settings["options"]), "accumulate": settings.get("accumulate")}
         n, excluded = settings.get("n", len(self.samples)), tuple(settings.get("exclude", ()))
         mixed = Mixed(settings.get("mixture", self.mixed.mixture), tuple(settings.get("reweight", ())))
         if n > len(self.samples) or max(excluded, default=0) >= max(1, len(self.samples)):
@@ -144,7 +144,8 @@ class SizeAwarePlanner:
         return made
 
     def _made_at(self, n: int, options: dict[str, Any], excluded: tuple[int, ...], mixed: Mixed) -> SizeAwarePlanner:
-        changed = {name: value for name, value in options.items() if self.recorded_options[name] != value}
+        own = {**self.recorded_options, "accumulate": self.options.accumulate}
+        changed = {name: value for name, value in options.items() if own[name] != value}
         base = self
         if changed or n != len(self.samples):
             other = self.options.changed(changed) if changed else self.options
@@ -153,7 +154,8 @@ class SizeAwarePlanner:
 
     @cached_property
     def _key_of_settings(self) -> Any:
-        return _settings_key(len(self.samples), self.recorded_options, self.excluded, self.mixed)
+        options = {**self.recorded_options, "accumulate": self.options.accumulate}
+        return _settings_key(len(self.samples), options, self.excluded, self.mixed)
 
     # Plans.
 
@@ -283,12 +285,6 @@ class SizeAwarePlanner:
         tokens = sizes if sizes.ndim == 1 else sizes[:, 0]
         return TokenSteps(self.prepared, tokens, schedule, self.options.tail == "drop", self.options.accumulate)
 
-    def cutter_for(self, method: str) -> TokenSteps:
-        """Return what cuts epochs into optimizer steps, for a method of the sampler; refuse it if there are none."""
-        if self.tokens is None:
-            raise ValueError(f"{method}() needs tokens_per_step=, got none: give it to the constructor")
-        return self.tokens
-
     def _token_plan(self, cutter: TokenSteps, epoch: int, first: int, order: SliceOrder | None) -> TokenPlan:
         key, total = self.key(epoch), cutter.total(order)
         own: Order = natural_order(self.prepared.n_samples, self.prepared.kept)
@@ -305,9 +301,8 @@ class SizeAwarePlanner:
     def _n_steps_from(self, first: int, epoch: int) -> int:
         if (epoch, first) not in self._counts:
             order = self._order_of(epoch)
-            self._counts[epoch, first] = self.cutter_for("num_optimizer_steps").n_steps(
-                first, None if order is None else self._narrowed(order)
-            )
+            narrowed = None if order is None else self._narrowed(order)
+            self._counts[epoch, first] = cast(TokenSteps, self.tokens).n_steps(first, narrowed)
         return self._counts[epoch, first]
 
     def steps_before(self, epoch: int, history: History) -> int:
@@ -404,23 +399,6 @@ class SizeAwarePlanner:
         for name in ("tokens_per_step", "curriculum"):
             if (value := self.recorded_options[name]) is not None:
                 raise only_between_epochs(name, value)
-
-    def refuse_lookup(self) -> None:
-        """Refuse to look up or skip steps whose packing depends on where they were resumed."""
-        if self.tokens is not None:
-            raise ValueError(
-                "step() and skip() need a sampler without tokens_per_step, got "
-                f"tokens_per_step={shown(self.options.tokens_per_step)}"
-            )
-
-    def refuse_reweight(self) -> None:
-        """Refuse to change a mixture's weights if optimizer steps depend on them."""
-        self.order.refuse_no_mixture()
-        if self.tokens is not None:
-            raise ValueError(
-                f"reweight() needs a sampler without tokens_per_step, got {shown(self.options.tokens_per_step)}: give "
-                "the weights to the mixture's schedule=, and resume from a state of the beginning of an epoch"
-            )
 
     # States.
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from .epoch_plan import Place
+
 Change = dict[str, Any]
 RECORD = ("step", "starts", "run")  # what a state has of it
 _PLACE = ("epoch", "position", "step")
-_PLAIN = ("world", "all", "n", "mixture")
+_PLAIN = ("world", "all", "n", "mixture", "accumulate")
 _LARGEST = 2**62
 
 
 class Part(NamedTuple):
-    """Steps of an epoch that were dealt in one way: from a step and a position on, with these settings."""
+    """Steps of an epoch that were dealt in one way: from a step and a place on, with these settings."""
 
     step: int
-    position: int
+    place: Place
     settings: dict[str, Any]
     change: Change | None  # where it begins; None where an epoch begins without one
+
+    @property
+    def position(self) -> int:
+        """The position where it begins."""
+        return self.place.position
 
 
 class RunRecord:
@@ -39,6 +46,8 @@ class RunRecord:
     - ``options``: arguments that decide which batches there are; a change has only those that differ;
     - ``exclude``: samples left out; a change has only those that are new;
     - ``skip``: samples that are passed over there, once;
+    - ``accumulate``: micro-batches of an optimizer step, where a run has those;
+    - ``inside``: what else a plan needs to continue there, as in `Place`;
     - ``reweight``: weights of a mixture that hold from a draw on, as the mixture has them; a change has only those that
       are new.
 
@@ -124,17 +133,26 @@ class RunRecord:
             held = _folded(held, change)
         return held
 
-    def begin(self, epoch: int, position: int, settings: Mapping[str, Any]) -> bool:
+    def begin(
+        self, epoch: int, position: int, settings: Mapping[str, Any], inside: Sequence[Sequence[int]] = ()
+    ) -> bool:
         """Note that an iteration begins at a place, with these settings; return whether the run goes back for it."""
         if back := self._is_behind(epoch, position):
             self._go_back(epoch, position)
         if self.start_of(epoch) is None:
             self.starts.append([epoch, self.step])
         self.place = epoch, position
-        self.note(epoch, position, settings)
+        self.note(epoch, position, settings, inside=inside)
         return back
 
-    def note(self, epoch: int, position: int, settings: Mapping[str, Any], skip: int = 0) -> bool:
+    def note(
+        self,
+        epoch: int,
+        position: int,
+        settings: Mapping[str, Any],
+        skip: int = 0,
+        inside: Sequence[Sequence[int]] = (),
+    ) -> bool:
         """Note from which place on which settings hold; return whether the rest of the epoch is planned anew for it.
 
         Nothing is noted if they held before, and nothing is skipped.
@@ -161,8 +179,11 @@ class RunRecord:
         last = self.changes[-1] if self.changes else None
         if last is not None and (last["epoch"], last["position"]) == (epoch, position) and "skip" not in last:
             self.changes[-1] = {**last, **_folded(last, new), **({"skip": skip} if skip else {})}
+            self.changes[-1].pop("inside", None)
         else:
             self.changes.append({"epoch": epoch, "position": position, "step": self.step, **new})
+        if inside:
+            self.changes[-1]["inside"] = [list(each) for each in inside]
         return self.replans(self.changes[-1])
 
     def parts(self, epoch: int) -> list[Part]:
@@ -171,11 +192,12 @@ class RunRecord:
         own = [change for change in self.changes if change["epoch"] == epoch]
         first = own[0] if own and own[0]["position"] == 0 else None
         start = self.starts[bisect_left(self.starts, epoch, key=itemgetter(0))][1]
-        parts = [Part(start, (first or {}).get("skip", 0), held, first)]
+        parts = [Part(start, Place((first or {}).get("skip", 0)), held, first)]
         for change in own:
             if change["position"] > 0:
                 held = _folded(held, change)
-                parts.append(Part(change["step"], change["position"] + change.get("skip", 0), held, change))
+                place = Place(change["position"] + change.get("skip", 0), tuple(change.get("inside", ())))
+                parts.append(Part(change["step"], place, held, change))
         return parts
 
     def replans(self, change: Change) -> bool:
@@ -259,9 +281,12 @@ def _has_grown(change: Mapping[str, Any]) -> bool:
 
 
 def _is_change(change: Mapping[str, Any]) -> bool:
-    excluded, reweighted = change.get("exclude", []), change.get("reweight", [])
+    excluded, reweighted, inside = (change.get(name, []) for name in ("exclude", "reweight", "inside"))
     return (
         all(_whole(change[name]) for name in ("world", "n", "skip") if name in change)
+        and (change.get("accumulate") is None or _whole(change["accumulate"]))
+        and isinstance(inside, list | tuple)
+        and all(isinstance(each, list | tuple) and all(map(_whole, each)) for each in inside)
         and change.get("world", 1) > 0
         and isinstance(change.get("options", {}), Mapping)
         and isinstance(change.get("mixture", {}), Mapping)

@@ -255,9 +255,6 @@ class EqualPlanner:
     def refuse_rest(self) -> None:
         """Any part of an epoch may be planned anew."""
 
-    def refuse_lookup(self) -> None:
-        """Any step can be looked up."""
-
     # States.
 
     @property
