@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._shared.states import StateMismatchError
 from headrace.size_aware_batching.planning.prepared import prepare
 from headrace.size_aware_batching.planning.strategies import BatchLists
 
@@ -564,3 +565,29 @@ def test_a_listed_order_grows_at_the_beginning_of_an_epoch_alone() -> None:
     assert sorted(index for batch in new for index in batch) == list(range(len(SIZES)))
     with pytest.raises(ValueError, match=r"before the data grew, as a Weighted.*, got AlwaysAlike: look"):
         new.step(len(steps))
+
+
+def rectangle(count: Any, largest: Any) -> Any:
+    return count * largest
+
+
+@pytest.mark.parametrize("accept", [(), {"cost"}, {"cost", "strategy"}])
+def test_a_function_of_the_run_cannot_be_accepted_away(accept: Any) -> None:
+    """A state does not hold it, so nobody can tell that all else is the same."""
+    run = DistributedSizeAwareBatchSampler(SIZES, 180, cost=rectangle, num_replicas=1, rank=0)
+    next(iter(run))
+    now = DistributedSizeAwareBatchSampler(SIZES, 180, cost="padded", num_replicas=1, rank=0)
+    message = r"differs in cost \(a function in the run, which cannot be accepted: give that of the run\): construct"
+    with pytest.raises(StateMismatchError, match=message) as refused:
+        now.load_state_dict(run.state_dict(), accept=accept)
+    assert not refused.value.acceptable
+
+
+def test_equal_budgets_of_other_types_are_one_setting() -> None:
+    """Ranks compare their states before they train."""
+    states, budgets = [], list[Any]([200, 200.0, np.float32(200)])
+    for budget in budgets:
+        run = DistributedSizeAwareBatchSampler(SIZES, budget, max_length=48.0, num_replicas=1, rank=0)
+        next(iter(run))
+        states.append(json.dumps(run.state_dict()))
+    assert len(set(states)) == 1

@@ -43,6 +43,7 @@ CHANGEABLE = (  # arguments that a run may change; in the order of the signature
     "tokens_per_step",
 )
 DATA = "data"  # samples that were appended
+FUNCTION = "a function"  # in records, in place of one
 _KEEPS_ORDER = ", which keeps the order of the samples"
 # Arguments that some strategies do not have: their default, the strategies that have them, the end of the error.
 _OF_STRATEGIES: tuple[tuple[str, Any, tuple[Strategy, ...], str], ...] = (
@@ -140,7 +141,7 @@ class Options:
     def _refuse_mismatches(self) -> None:
         cost = self.batch_cost
         if self.strategy not in cost.strategies:
-            given = "a function" if callable(self.cost) else repr(self.cost)
+            given = FUNCTION if callable(self.cost) else repr(self.cost)
             raise ValueError(
                 f"strategy={self.strategy!r} works with cost='sum' only, got {given}: leave it out for 'bucketed', "
                 "or give 'sequential' for an order of your own"
@@ -206,8 +207,16 @@ class SamplerOptions(Options):
     def recorded(self, max_length: Any) -> dict[str, Any]:
         """Return the arguments that may change, in JSON; a function is recorded as such."""
         own = {**vars(self), "max_length": max_length}
-        return {name: plain("a function" if callable(own[name]) else own[name]) for name in CHANGEABLE}
+        return {name: _plain(FUNCTION if callable(own[name]) else own[name]) for name in CHANGEABLE}
 
     def changed(self, recorded: Mapping[str, Any]) -> SamplerOptions:
         """Return the arguments with others that a record has."""
         return replace(self, **recorded)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, the same for equal ones: 200 for 200.0."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    value = plain(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -12,7 +12,7 @@ from headrace.size_aware_batching._shared.record import RECORD
 from headrace.size_aware_batching._shared.states import StateMismatchError
 from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
-from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA
+from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, FUNCTION
 
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
 _CURES = {
@@ -92,6 +92,9 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
         raise StateMismatchError(f"{_EXPECTED} that {_OTHER_CLASS[0]}", _OTHER_CLASS[1], ["version"])
     n, options = settings["n"], recorded["options"]
     n_recorded = recorded.get("n", n)
+    # Which function it was, a state does not say.
+    functions = {name for name, value in options.items() if value == FUNCTION != settings["options"].get(name)}
+    accept = {*accept} - functions
 
     def with_recorded(names: Collection[str]) -> _Compared:
         """Return the planner with some of the state's arguments, and its number of samples."""
@@ -111,6 +114,7 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
         same = with_recorded([name for name in CHANGEABLE if name != "cost"])
         if not (other_function := "cost" in differing(same.parts(), same.fingerprint_at(epoch), other)):
             names.remove("cost")
+    other_function = other_function or not functions.isdisjoint(names)
     acceptable = {*names} if {*names} <= {*CHANGEABLE} and not other_function else set[str]()
     if n_recorded < n and (names == ["sizes"] or with_recorded(()).fingerprint_at(epoch) == other):
         acceptable = {DATA}
@@ -121,7 +125,8 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
     if "sampler" in names and planner.is_mixture:
         details["sampler"] = _OF_A_MIXTURE
     if other_function:
-        details["cost"] = "another function, which cannot be accepted: give that of the run"
+        other = "a function in the run" if "cost" in functions else "another function"
+        details["cost"] = f"{other}, which cannot be accepted: give that of the run"
     saved = {name: options[name] for name in names if name in options}
     saved = {name: value for name, value in saved.items() if value is None or isinstance(value, Real)}
     cure = f" ({', '.join(f'{name}={value!r}' for name, value in saved.items())})" if saved else ""
