@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
@@ -42,6 +42,8 @@ def loaders(
         batches: Any
         if kind == "equal":
             batches = DistributedBatchSampler(count, **options)
+        elif kind == "optimizer steps":
+            batches = OptimizerStepBatchSampler(SIZES[:count], **options)
         else:
             batches = DistributedSizeAwareBatchSampler(SIZES[:count], **options)
         data: Any = Keys(count) if kind == "pieces" else list(range(count))

@@ -14,7 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import (
+    BlockwiseSizeAwareBatchSampler,
+    DistributedSizeAwareBatchSampler,
+    OptimizerStepBatchSampler,
+)
 from headrace.webdatamodule import DistributedBatchSampler, ResumableLoader
 from headrace.weighted_sampler import InterleavedDataset, NamedConcatDataset, WeightedDistributedSampler
 
@@ -63,7 +67,7 @@ def loader(batches: Any) -> Any:
 MAKERS: dict[str, Callable[[], Any]] = {
     "stratified": by_size,
     "split": partial(by_size, oversize="split", max_length=20),
-    "steps of tokens": partial(by_size, tokens_per_step=700),
+    "optimizer steps": lambda: OptimizerStepBatchSampler(SIZES, 180, tokens_per_step=700, num_replicas=2, rank=0),
     "curriculum": partial(by_size, cost="padded", curriculum=20),
     "blockwise": blockwise,
     "equal": equal,
