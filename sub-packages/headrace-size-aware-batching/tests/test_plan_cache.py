@@ -247,7 +247,7 @@ def test_samples_that_changed_places_are_found(tmp_path: Path) -> None:
     order = np.frombuffer(good[-1200:], "<i4")
     for changed in (order[::-1], np.roll(order, 1), order * 0):
         path.write_bytes(good[:-1200] + changed.astype("<i4").tobytes())
-        with pytest.warns(UserWarning, match="damaged behind its header"):
+        with pytest.warns(UserWarning, match="damaged after its header"):
             assert batches(sizes, tmp_path) == expected
         path.write_bytes(good)
 

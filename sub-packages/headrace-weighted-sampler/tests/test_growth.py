@@ -201,7 +201,7 @@ def test_what_did_not_grow_at_its_end_is_refused() -> None:
     old = mixture({"a": 10, "b": 5}, weights)
     assert "a dataset of 15 samples, this one has 16" in refusal(old, mixture({"a": 10, "b": 6}, weights))
     for sizes in ({"a": 11, "b": 5}, {"a": 10, "b": 4}, {"a": 9, "b": 6}):
-        cure = "give new samples of an earlier source as a source of their own behind the others"
+        cure = "give new samples of an earlier source as a source of their own after the others"
         assert cure in refusal(old, mixture(sizes, weights), **GROW)
     assert "other options" in refusal(old, mixture({"a": 10, "b": 5}, {"a": 1, "b": 2}), **GROW)
     with pytest.raises(ValueError, match=r"accept must hold the names of what may differ, here \{'data'\}, got 'data'"):

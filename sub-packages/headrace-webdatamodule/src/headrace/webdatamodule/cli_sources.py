@@ -316,7 +316,7 @@ def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]
             file.seek(start)
             words = file.readline()[1:].split(None, 1)
             if not words:
-                raise ValueError(f"{name}: record {number} has no id behind '>': leave out --key-from id")
+                raise ValueError(f"{name}: record {number} has no id after '>': leave out --key-from id")
             ids.append(words[0].decode())
     return ids
 

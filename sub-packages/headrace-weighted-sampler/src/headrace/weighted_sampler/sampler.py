@@ -442,7 +442,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             reweights: Changes of the weights that the state holds; they end there.
 
         Raises:
-            ValueError: If the sources are not those of the state, with more samples behind them, or more sources.
+            ValueError: If the sources are not those of the state, with more samples after them, or more sources.
         """
         before = self.at_mixture(mixture)
         before.reweights = reweights
@@ -450,8 +450,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         if self._recorded is None or not _are_prefixes(old, new):
             raise ValueError(
                 "accept={'data'} needs the sources of the state, of which only the last one may have more samples, and "
-                f"others behind them, got ranges {_some(new.ranges)} for {_some(old.ranges)}: give new samples of an "
-                "earlier source as a source of their own behind the others"
+                f"others after them, got ranges {_some(new.ranges)} for {_some(old.ranges)}: give new samples of an "
+                "earlier source as a source of their own after the others"
             )
         ends = [end for _, end in old.ranges] if not old.by_range else [before._spec.length]
         same = digest(prefix_identity(self.dataset, ends), old.identity())
@@ -506,7 +506,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
         Args:
             weights: As at construction, for the same sources, or as `reweights` has them.
-            position: Of the endless sequence, behind all changes of the schedule.
+            position: Of the endless sequence, after all changes of the schedule.
 
         Raises:
             TypeError: If a weight has the wrong type.
@@ -663,7 +663,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
 
         Args:
             state_dict: The result of ``state_dict``.
-            accept: ``{"data"}`` accepts data that grew, by samples of the last source or by sources behind it.
+            accept: ``{"data"}`` accepts data that grew, by samples of the last source or by sources after it.
                 The state must be of the beginning or the end of an epoch. From there on the weights and options of this
                 sampler hold. A pass that is under way ends with the old samples; later passes have all of them.
 
@@ -818,7 +818,7 @@ def _check_fingerprint(saved: str, own: WeightedDistributedSampler, epoch: int, 
 
 
 def _are_prefixes(old: WeightedSources, new: WeightedSources) -> bool:
-    """Whether sources are others with more samples behind them, and more sources."""
+    """Whether sources are others with more samples after them, and more sources."""
     if old.by_range != new.by_range or new.members is not None or len(old.parts) > len(new.parts):
         return False
     ends = dict(new.ranges) if new.by_range else {}

@@ -191,7 +191,7 @@ def _step(run: Run, options: argparse.Namespace, data: Any) -> dict[str, Any]:
     except (ArithmeticError, AttributeError, KeyError, RuntimeError, StopIteration) as error:
         raise CheckpointError(f"the state {run.found.path} contradicts itself: it was changed ({error!r})") from error
     except IndexError:
-        raise ValueError(f"--step must be one that the run has, got {step}: its record begins behind it") from None
+        raise ValueError(f"--step must be one that the run has, got {step}: its record begins after it") from None
     if options.rank is not None and options.rank >= len(ranks):
         raise ValueError(f"--rank must be 0 to {len(ranks) - 1}, the ranks of step {step}, got {options.rank}")
     rows = rows_of_step(step, ranks, data, sizes)

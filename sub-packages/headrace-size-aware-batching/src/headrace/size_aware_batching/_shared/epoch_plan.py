@@ -28,7 +28,7 @@ class PlannedBatch(NamedTuple):
 
     Attributes:
         samples: What a batch sampler yields.
-        place: The place behind the batch: an iteration from there yields what follows.
+        place: The place after the batch: an iteration from there yields what follows.
         draws: For each sample, its number in the order of a user's sampler; None without one.
     """
 
@@ -43,7 +43,7 @@ class Steps(NamedTuple):
     Attributes:
         samples: As the plan numbers them; `EpochPlan.keys` gives what batches hold.
         offsets: Where each batch begins in ``samples`` and, last, where the last one ends.
-        ends: The position behind each batch.
+        ends: The position after each batch.
         draws: For each sample, its number in the order of a user's sampler; None without one.
         notice: A warning for every rank.
         notice_once: A warning for one rank, given once in a run.
@@ -89,7 +89,7 @@ class EpochPlan(Protocol):
         """Return the number of steps from a place on, or ``most`` if there are more."""
 
     def seek(self, place: Place, world: int, steps: int, /) -> tuple[int, Place]:
-        """Return a step and its place: the last one, up to ``steps`` steps behind a place, that is found directly."""
+        """Return a step and its place: the last one, up to ``steps`` steps after a place, that is found directly."""
 
     def place(self, position: int, began: Place, world: int, /) -> Place:
         """Return the place of a position, for an iteration that began at ``began`` with so many ranks."""

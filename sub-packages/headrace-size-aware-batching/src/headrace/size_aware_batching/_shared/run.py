@@ -363,7 +363,7 @@ class Run:
             self._notices.add(once)
             for text in filter(None, (some.notice, once)):
                 warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
-            # With all ranks a position lies behind each batch, else behind each step.
+            # With all ranks a position lies after each batch, else after each step.
             ends = some.ends if self.all_ranks else some.ends[world - 1 :: world]
             for number, end in zip(range(first, len(some.ends), stride), ends.tolist(), strict=True):
                 place = plan.place(end, began, world)
@@ -567,7 +567,7 @@ class Run:
         return begun
 
     def _steps_to(self, place: Place) -> int:
-        """Return how many steps another place of this epoch is behind the current one, negative before it."""
+        """Return how many steps another place of this epoch is after the current one, negative before it."""
         parts = self._record.parts(self.epoch) if self._record.start_of(self.epoch) is not None else []
         begun = [part for part in parts if part.position <= place.position]
         if len(begun) == len(parts):
@@ -622,7 +622,7 @@ class Run:
         )
         try:
             if has_grown and order.is_given and self.planner.settings.get("mixture") is None:
-                raise ValueError(f"{between} {grow}behind the set_epoch of the next epoch")
+                raise ValueError(f"{between} {grow}after the set_epoch of the next epoch")
             plans = [plan for plan in self._timeline(epoch)[1:] if plan.start <= position]
             plan = plans[-1] if plans else self._first_plan(epoch, self.planner.settings)
             _refuse_position(position, plan)
@@ -649,7 +649,7 @@ def _refuse_position(position: int, plan: EpochPlan) -> None:
 
 
 def _ends(plan: EpochPlan, place: Place, world: int, keep_order: bool) -> Iterator[tuple[int, int]]:
-    """Yield the position behind each step from a place on, and the same without what is dropped behind the last one."""
+    """Yield the position after each step from a place on, and the same without what is dropped after the last one."""
     passed = place.position
     for steps in plan.steps(place, world, keep_order):
         ends = steps.ends[world - 1 :: world].tolist()
@@ -660,7 +660,7 @@ def _ends(plan: EpochPlan, place: Place, world: int, keep_order: bool) -> Iterat
 
 
 def _step_of(plan: EpochPlan, place: Place, world: int, steps: int, keep_order: bool) -> list[list[Any]]:
-    """Return the step that is so many steps behind a place, rank by rank."""
+    """Return the step that is so many steps after a place, rank by rank."""
     passed, place = plan.seek(place, world, steps)
     wanted = (steps - passed) * world
     for some in plan.steps(place, world, keep_order):

@@ -48,7 +48,7 @@ class PreparedBatchSampler(Sampler[list[Any]]):
                 f'rank={getattr(sampler, "rank", None)!r}: construct it with rank="all"'
             )
         self._sampler = sampler
-        self._read: deque[int] = deque()  # positions behind the batches that were read ahead
+        self._read: deque[int] = deque()  # positions after the batches that were read ahead
         self._delivered: int | None = None  # position of the loop; None where it is that of the sampler
         self._is_counted = self._counts_next = False  # whether the latest iteration goes through `delivered`
 

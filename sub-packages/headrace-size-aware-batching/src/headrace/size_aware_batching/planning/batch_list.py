@@ -40,7 +40,7 @@ class BatchList(ABC):
 
     @abstractmethod
     def position_of(self, number: int) -> int:
-        """Return where a batch begins, by its number; behind the last one, where the list ends."""
+        """Return where a batch begins, by its number; after the last one, where the list ends."""
 
     @abstractmethod
     def batch(self, number: int) -> NDArray[Any]:
@@ -130,7 +130,7 @@ class OrderedList(BatchList):
         return self._order  # type: ignore[return-value]  # asked only where a user's order was given
 
     def batches(self, position: int = 0) -> Iterator[Batches]:
-        """Yield the batches behind the first ``position`` samples."""
+        """Yield the batches after the first ``position`` samples."""
         length, reach = self.n_samples, FIRST_CUT
         while position < length:
             stop = min(length, position + reach)
@@ -210,7 +210,7 @@ class GroupedList(BatchList):
         return int(self.before[-1] - self.before[group + 1] + (offsets > position - self.starts[group]).sum())
 
     def position_of(self, number: int) -> int:
-        """Return where a batch begins; behind the last one, where the list ends."""
+        """Return where a batch begins; after the last one, where the list ends."""
         if number >= self.before[-1]:
             return self.n_samples
         group = index_at(self.before, number)
@@ -407,7 +407,7 @@ class StrataList(GroupedList):
 
 
 class ChainedList(BatchList):
-    """One list behind another, which is made when it is needed."""
+    """One list after another, which is made when it is needed."""
 
     def __init__(self, first: BatchList, n_samples: int, behind: Callable[[], BatchList]) -> None:
         self.first, self.n_samples, self._behind = first, n_samples, behind
@@ -444,7 +444,7 @@ class ChainedList(BatchList):
         raise IndexError("number must be one of the epoch's batches")
 
     def position_of(self, number: int) -> int:
-        """Return where a batch begins; behind the last one, where the list ends."""
+        """Return where a batch begins; after the last one, where the list ends."""
         before = 0
         for each in self._lists():
             if number < (count := each.count()):

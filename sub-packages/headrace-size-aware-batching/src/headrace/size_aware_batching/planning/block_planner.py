@@ -398,7 +398,7 @@ class BlockPlan:
         return min(most, n_steps(n_batches, world, self.planner.options.tail))
 
     def seek(self, place: Place, world: int, steps: int) -> tuple[int, Place]:
-        """Return a step no later than the one so many steps behind a place, and its place.
+        """Return a step no later than the one so many steps after a place, and its place.
 
         It is inside a block whose rest can be split into whole steps, whatever follows.
         """
@@ -419,7 +419,7 @@ class BlockPlan:
         return 0, place
 
     def _sure_position(self, first: int, inside: int, before: list[int], steps: int, world: int) -> int | None:
-        """Return where a step begins that is so many steps behind a position; None where that is not sure."""
+        """Return where a step begins that is so many steps after a position; None where that is not sure."""
         block = min(bisect_right(before, steps * world), len(before) - 1) - 1
         batches, batch = self._list(first + block), steps * world - before[block]
         begun, count = 0, batches.count()
@@ -488,12 +488,12 @@ class _Positions:
         self._begins, self._positions = [0], [position]
 
     def add(self, n_samples: int, end: int) -> None:
-        """Note that so many more samples are listed, behind which a position follows."""
+        """Note that so many more samples are listed, after which a position follows."""
         self.listed += n_samples
         self._begins.append(self.listed)
         self._positions.append(end)
 
     def behind(self, listed: int) -> int:
-        """Return the position behind so many of the samples."""
+        """Return the position after so many of the samples."""
         place = bisect_right(self._begins, listed) - 1
         return self._positions[place] + listed - self._begins[place]

@@ -67,7 +67,7 @@ def places_in(samples: NDArray[Any], moved: NDArray[Any]) -> NDArray[np.int64]:
 def split_steps(offsets: list[int], num_replicas: int) -> NDArray[np.int64]:
     """Split batches so that they make whole steps, as far as there are samples; return where each begins."""
     pieces, end, count = [0], offsets[-1], len(offsets) - 1
-    start, following = 0, 1  # where the rest begins, and the number of the first offset behind that
+    start, following = 0, 1  # where the rest begins, and the number of the first offset after that
     while following <= count:
         steps_left = -(-(count - following + 1) // num_replicas)
         stop = offsets[min(following + num_replicas - 1, count)]

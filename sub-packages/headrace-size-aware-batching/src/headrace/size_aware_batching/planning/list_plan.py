@@ -91,7 +91,7 @@ class ListPlan:
         return min(most, n_steps(self.batch_list.count(self._inside(place.position)), world, self.tail))
 
     def seek(self, place: Place, world: int, steps: int) -> tuple[int, Place]:
-        """Return the last step, up to ``steps`` steps behind a place, that is known without planning; and its place.
+        """Return the last step, up to ``steps`` steps after a place, that is known without planning; and its place.
 
         The steps before it hold whole batches of the list. Near the end of an epoch, where batches are split, it is
         an earlier one.
@@ -214,7 +214,7 @@ def as_steps(
     position_behind: Callable[[int], int] | None = None,
     notice: str = "",
 ) -> Iterator[Steps]:
-    """Yield what was distributed to the ranks from a position on, with the position behind each batch.
+    """Yield what was distributed to the ranks from a position on, with the position after each batch.
 
     ``position_behind`` returns it from the number of samples, if positions also count others. ``notice`` is a warning
     for one rank.

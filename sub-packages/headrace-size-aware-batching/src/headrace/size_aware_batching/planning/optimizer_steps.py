@@ -262,7 +262,7 @@ class TokenPlan:
         return min(most, int(self.micro_batches(place, world).sum()))
 
     def seek(self, place: Place, world: int, steps: int) -> tuple[int, Place]:
-        """Return the last micro-batch, up to ``steps`` behind a place, that begins an optimizer step; and its place."""
+        """Return the last micro-batch, up to ``steps`` after a place, that begins an optimizer step; and its place."""
         before = np.cumsum(self.micro_batches(place, world))
         passed = int(np.searchsorted(before, steps, side="right"))  # optimizer steps
         if not passed:

@@ -57,7 +57,7 @@ _OF_STRATEGIES: tuple[tuple[str, Any, tuple[Strategy, ...], str], ...] = (
 def only_between_epochs(name: str, value: object) -> ValueError:
     """Return the error where an argument of an epoch that has begun allows no change."""
     return ValueError(
-        f"{name}={shown(value)} allows changes at the beginning of an epoch only: make them behind set_epoch of the "
+        f"{name}={shown(value)} allows changes at the beginning of an epoch only: make them after set_epoch of the "
         "next one and before its first batch, or resume from a state that was saved there"
     )
 

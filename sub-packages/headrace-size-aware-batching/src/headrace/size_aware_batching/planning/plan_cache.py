@@ -71,7 +71,7 @@ class SizeRuns:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """The place behind the last sample of each run."""
+        """The place after the last sample of each run."""
         return np.append(self.begins[1:], self.n_samples)
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class SizeRuns:
 
     @cached_property
     def _lookup(self) -> tuple[int, NDArray[np.int64]]:
-        """The run of every 2**bits-th place and of the one behind the last: bits, and the table."""
+        """The run of every 2**bits-th place and of the one after the last: bits, and the table."""
         bits = max(0, self.n_samples.bit_length() - LOOKUP_BITS)
         places = np.arange((self.n_samples >> bits) + 2) << bits
         return bits, np.searchsorted(self.begins, places, side="right") - 1
@@ -121,7 +121,7 @@ class StoredOrder:
         found = self._samples[places]
         if self._checked and not self._agrees(places, found):
             warn(
-                f"the plan in {self._path} is damaged behind its header: this process sorts {len(self):,} samples "
+                f"the plan in {self._path} is damaged after its header: this process sorts {len(self):,} samples "
                 "itself, and the next one writes the file anew"
             )
             with suppress(OSError):

@@ -436,7 +436,7 @@ class SizeAwarePlanner:
         return self._fingerprint_with(self.order.fingerprint)
 
     def fingerprint_at(self, epoch: int) -> str:
-        """Return what states of an epoch hold: a sampler's schedule may change behind their epoch."""
+        """Return what states of an epoch hold: a sampler's schedule may change after their epoch."""
         return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.mixed))
 
     def _fingerprint_with(self, order: str | None) -> str:
@@ -475,7 +475,7 @@ def _settings_key(n: int, options: Mapping[str, Any], excluded: tuple[int, ...],
 
 
 def _refuse_other_pieces(before: Pieces | None, now: Pieces | None) -> None:
-    """Refuse other pieces than an epoch began with; those of appended samples come behind them."""
+    """Refuse other pieces than an epoch began with; those of appended samples come after them."""
     if before is now:
         return
     if before is None or now is None or not np.array_equal(before.starts, now.starts[: len(before.starts)]):

@@ -48,7 +48,7 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         parts = [slice(*pair) for pair in pairwise(bounds)]
         counts = np.array(list(run(lambda part: counted_sizes(sizes[part], largest), parts)))
         total = counts.sum(axis=0)
-        # Where the first sample of each size goes, and of each part behind those of the parts before.
+        # Where the first sample of each size goes, and of each part after those of the parts before.
         begins = places_before(total) + np.cumsum(counts, axis=0) - counts
         list(run(lambda part, begin: sort_part(sizes, part, largest, begin, order), parts, begins))
     return order, np.repeat(np.arange(len(total), dtype=np.uint16)[::-1], total[::-1])

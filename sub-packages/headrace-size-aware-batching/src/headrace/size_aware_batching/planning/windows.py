@@ -268,7 +268,7 @@ def wide_groups(counts: NDArray[np.int64], most_items: int) -> NDArray[np.int64]
     ends = np.append(begins, length).astype(np.float64)
     size = counts[begins].astype(np.float64)
     members = ends[None, :] - ends[:-1, None]  # [first class, one past the last class]
-    # A group of fewer shares its batch with those behind it.
+    # A group of fewer shares its batch with those after it.
     others = np.minimum(size, min(length, most_items))[:, None] - 1
     batches = np.where(members > 0, members / size[:, None], np.inf)
     again = np.where(members > 0, members * others * np.minimum(others / np.maximum(members - 1, 1), 1), 0)

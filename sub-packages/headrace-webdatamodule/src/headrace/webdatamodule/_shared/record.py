@@ -51,7 +51,7 @@ class RunRecord:
     - ``reweight``: weights of a mixture that hold from a draw on, as the mixture has them; a change has only those that
       are new.
 
-    Going back, to an epoch before or to the beginning of the present one, forgets what came behind.
+    Going back, to an epoch before or to the beginning of the present one, forgets what came after.
 
     >>> record = RunRecord()
     >>> record.begin(0, 0, {"world": 8, "n": 100, "options": {"batch_size": 4}})
@@ -75,7 +75,7 @@ class RunRecord:
         ``settings`` are those that hold now, at that place too if it is an earlier one.
         """
         record = self
-        if self._is_behind(epoch, position):
+        if self._is_rewind(epoch, position):
             record = deepcopy(self)
             record._go_back(epoch, position)
             record.note(epoch, position, settings)
@@ -116,7 +116,7 @@ class RunRecord:
         return record
 
     def at(self, epoch: int, position: int, steps: int) -> dict[str, Any]:
-        """Return what a state has of the record at a place so many steps behind the present one, or before it."""
+        """Return what a state has of the record at a place so many steps after the present one, or before it."""
         changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
         return self._as_state(max(0, self.step + steps), changes)
 
@@ -137,7 +137,7 @@ class RunRecord:
         self, epoch: int, position: int, settings: Mapping[str, Any], inside: Sequence[Sequence[int]] = ()
     ) -> bool:
         """Note that an iteration begins at a place, with these settings; return whether the run goes back for it."""
-        if back := self._is_behind(epoch, position):
+        if back := self._is_rewind(epoch, position):
             self._go_back(epoch, position)
         if self.start_of(epoch) is None:
             self.starts.append([epoch, self.step])
@@ -234,18 +234,18 @@ class RunRecord:
 
     def step_at(self, epoch: int, position: int) -> int:
         """Return the number of the step that comes at a place, also where the run is about to go back to it."""
-        if position == 0 and self._is_behind(epoch, position):
+        if position == 0 and self._is_rewind(epoch, position):
             return next((step for begun, step in self.starts if begun >= epoch), self.step)
         return self.step
 
-    def _is_behind(self, epoch: int, position: int) -> bool:
+    def _is_rewind(self, epoch: int, position: int) -> bool:
         """Return whether the run was at a later place already."""
         last, first_step = self.starts[-1] if self.starts else (-1, self.step)
         again = position == 0 and epoch == last and self.step > first_step
         return again or (epoch, position) < self.place or epoch < last
 
     def _go_back(self, epoch: int, position: int) -> None:
-        """Forget what came behind a place; what was excluded behind it is noted anew by who excludes it."""
+        """Forget what came after a place; what was excluded after it is noted anew by who excludes it."""
         step = self.step_at(epoch, position)
         self.changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
         if position == 0:
@@ -269,7 +269,7 @@ def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
     if excluded or "exclude" in held:
         both["exclude"] = excluded
     if "reweight" in change or "reweight" in held:
-        new = [list(one) for one in change.get("reweight", ())]  # in place of those at their draws and behind
+        new = [list(one) for one in change.get("reweight", ())]  # in place of those at their draws and after
         earlier = () if _has_grown(change) else held.get("reweight", ())
         both["reweight"] = [list(one) for one in earlier if not new or one[0] < new[0][0]] + new
     return both

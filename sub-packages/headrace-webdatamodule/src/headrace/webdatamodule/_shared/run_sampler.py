@@ -78,14 +78,14 @@ class RunSampler(Sampler[list[Any]]):
         """Note a batch before it is yielded."""
 
     def batches_from(self, place: Place | int | None = None) -> Iterator[PlannedBatch]:
-        """Yield this rank's batches of the epoch from a place on, each with the place behind it; nothing moves.
+        """Yield this rank's batches of the epoch from a place on, each with the place after it; nothing moves.
 
         The position of the sampler, its state and running iterations stay as they are. A loader that reads ahead takes
         its batches from here and keeps the place itself; ``state_dict(place)`` is the state there.
 
         Args:
             place: A position, such as that of a state, or the ``place`` of an earlier batch; by default where the next
-                iteration begins. If the epoch has changed in the middle, a place behind the last change.
+                iteration begins. If the epoch has changed in the middle, a place after the last change.
 
         Returns:
             An iterator of `PlannedBatch`, with ``samples``, ``place`` and ``draws``.

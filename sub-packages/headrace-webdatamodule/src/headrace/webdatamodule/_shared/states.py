@@ -8,7 +8,7 @@ class StateMismatchError(ValueError):
 
     Args:
         reason: What differs, in a sentence without its end.
-        cure: What to do, behind a colon.
+        cure: What to do, after a colon.
         differences: Names of the arguments, or entries of the state, that differ.
         acceptable: What ``accept=`` has to name to resume; empty if that is not possible.
     """

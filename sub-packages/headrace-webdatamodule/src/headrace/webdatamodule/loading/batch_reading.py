@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A worker's next batches, this one included: behind those announced before, or in their place (`anew`)."""
+    """A worker's next batches, this one included: after those announced before, or in their place (`anew`)."""
 
     batches: list[Sequence[int]]
     anew: bool

@@ -82,7 +82,7 @@ class EqualPlan:
             offsets = np.append(begins.ravel() - begin, end - begin)
             samples = np.asarray(self.samples(begin, end), np.int64)
             if stop == count:
-                ends[-world:] = self.end  # what is dropped behind the last step counts as delivered
+                ends[-world:] = self.end  # what is dropped after the last step counts as delivered
                 if (few := int(spans[-1, 1] - spans[-1, 0])) < world:  # each rank gets a sample that others have, too
                     whole = len(positions) - few
                     again = whole + np.arange(world) % few
@@ -263,7 +263,7 @@ class EqualPlanner:
         return self._fingerprint_with(self.order.fingerprint)
 
     def fingerprint_at(self, epoch: int) -> str:
-        """Return the fingerprint that states of an epoch hold: a sampler's schedule may change behind their epoch."""
+        """Return the fingerprint that states of an epoch hold: a sampler's schedule may change after their epoch."""
         return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.mixed))
 
     def _fingerprint_with(self, inner: str | None) -> str:

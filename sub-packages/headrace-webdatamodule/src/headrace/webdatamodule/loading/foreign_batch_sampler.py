@@ -120,7 +120,7 @@ def rewind(batch_sampler: Any, epoch: int) -> None:
 
 
 def begin_epoch(batch_sampler: Any, epoch: int) -> None:
-    """Put a batch sampler at the beginning of another epoch; its record forgets what came behind that."""
+    """Put a batch sampler at the beginning of another epoch; its record forgets what came after that."""
     set_epoch(batch_sampler, epoch)
     state = batch_sampler.state_dict() if has_state(batch_sampler) else {}
     if "run" not in state:
@@ -163,7 +163,7 @@ def _reweights(run: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _lacking(run: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The weights that changed in a run behind an earlier place; they hold there, too."""
+    """The weights that changed in a run after an earlier place; they hold there, too."""
     known = _reweights(earlier)
     return [one for one in _reweights(run) if one not in known]
 

@@ -66,7 +66,7 @@ class Iteration:
 
     Attributes:
         positions: Behind the batches that were delivered last; at least the last one.
-        in_flight: What was requested and is not delivered yet: the indices of a batch, and the position behind it.
+        in_flight: What was requested and is not delivered yet: the indices of a batch, and the position after it.
         delivered: The indices of the last batch, and its skipped samples.
         plan: What the ranks compare.
         batches, reader: Where its batches come from.
@@ -93,7 +93,7 @@ class Iteration:
         self.plan.pop("changed", None)
 
     def deliver(self, indices: Sequence[int], skipped: list[SkippedSample], position: Position) -> None:
-        """Note a batch, and the position behind it."""
+        """Note a batch, and the position after it."""
         self.delivered = indices, skipped
         self.positions.append(position)
 
@@ -167,7 +167,7 @@ class Progress(EpochCursor):
         self.move(iteration, iteration.position.steps)
 
     def behind(self, done: int | None = None) -> Position:
-        """The position behind the last batch; if no more than `done` batches count, behind the last of these."""
+        """The position after the last batch; if no more than `done` batches count, after the last of these."""
         positions = [self.place] if self.iteration is None else self.iteration.positions
         if done is None or done >= positions[-1].steps:
             return positions[-1]
@@ -202,7 +202,7 @@ def requested(
     draws_of: Callable[[Sequence[int]], Sequence[int] | None] | None,
     next_uses: NextUses | None = None,
 ) -> Iterator[Request]:
-    """The batches of an iteration behind those that it has delivered, noted as in flight.
+    """The batches of an iteration after those that it has delivered, noted as in flight.
 
     `draws_of` is asked for the draws of each batch, `next_uses` for when its samples are needed next.
     """

@@ -130,7 +130,7 @@ def check_loader_state(
 
 
 def _check_growth(state: Mapping[str, Any], name: str, prefix: Callable[[int], str | None]) -> None:
-    """Refuse data that are not those of a state and more behind them."""
+    """Refuse data that are not those of a state and more after them."""
     batches = state["batch_sampler"]
     changes = batches.get("run") if isinstance(batches, Mapping) else None
     counts = [change["n"] for change in changes or () if isinstance(change, Mapping) and "n" in change]
@@ -140,10 +140,10 @@ def _check_growth(state: Mapping[str, Any], name: str, prefix: Callable[[int], s
             "of the run: resume with the data it was saved with"
         )
     if (found := prefix(counts[-1])) != state["fingerprint"]:
-        cure = "append samples or whole shards behind those there are, and leave these as they were"
+        cure = "append samples or whole shards after those there are, and leave these as they were"
         cure += f", with the names of their sources; a single source without a name is called {name!r}"
         if found is None:
-            cure = "append whole shards behind those there are, which keep their order; a dataset with a fingerprint "
+            cure = "append whole shards after those there are, which keep their order; a dataset with a fingerprint "
             cure += "needs prefix_fingerprint(n_samples), too"
         raise ValueError(
             f"accept={{'data'}} needs {name} data whose first {counts[-1]} samples are those of the checkpoint, "

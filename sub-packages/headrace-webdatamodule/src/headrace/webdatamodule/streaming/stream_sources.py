@@ -273,7 +273,7 @@ def _with_packs(options: Mapping[str, Any]) -> tuple[dict[str, Any], Unpacker]:
 
 
 class Unpacker:
-    """A stage behind webdataset's reader of tars: the members of packs in place of these.
+    """A stage after webdataset's reader of tars: the members of packs in place of these.
 
     `handler` receives an exception, and returns whether to continue.
     """
