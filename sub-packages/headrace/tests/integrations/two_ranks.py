@@ -96,7 +96,10 @@ found: dict[str, Any] = {
     "without workers": counted(DataLoader(DATA, batch_sampler=size_aware())),  # type: ignore[arg-type]  # see above
 }
 accelerator.dataloader_config.dispatch_batches = False
-found["streams of a rank"] = [error_of(lambda workers=workers: list(streamed(workers))) for workers in (0, 1)]
+found["streams of a rank"] = [
+    error_of(lambda: list(streamed(0))),
+    error_of(lambda: list(streamed(1))),
+]
 accelerator.dataloader_config.dispatch_batches = None
 loader = ResumableLoader(DATA, size_aware())
 found["left alone"] = accelerator.prepare(loader) is loader
