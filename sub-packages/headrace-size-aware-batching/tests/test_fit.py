@@ -570,7 +570,8 @@ def test_worst_batches_are_the_most_expensive_of_all_ranks() -> None:
     ("change", "match"),
     [
         ({"target": 0}, "target must be greater than 0 and at most 1, got 0"),
-        ({"sizes": []}, "sizes must hold at least one sample"),
+        ({"sizes": []}, "sizes must hold at least two samples, .*, got 0: give the sizes of the whole dataset"),
+        ({"sizes": [50]}, "sizes must hold at least two samples, .*, got 1: give the sizes of the whole dataset"),
         ({"coverage": 0.99}, "coverage=0.99 needs at least 99 calibration points, got 22"),
     ],
 )

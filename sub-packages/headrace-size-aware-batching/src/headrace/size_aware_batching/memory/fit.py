@@ -118,8 +118,11 @@ def fit_budget(
     if not 0 < real_number(target, "target") <= 1:
         raise ValueError(f"target must be greater than 0 and at most 1, got {target}")
     array = read_sizes(sizes)
-    if not len(array):
-        raise ValueError("sizes must hold at least one sample, got none")
+    if len(array) < 2:
+        raise ValueError(
+            "sizes must hold at least two samples, as a curve is fitted to batches of different sizes, got "
+            f"{len(array)}: give the sizes of the whole dataset"
+        )
     calibration = whole_number("calibration", calibration) or 1
     warm_up = checked_int("warm_up", warm_up)
     connect(model)
