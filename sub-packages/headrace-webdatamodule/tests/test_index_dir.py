@@ -151,6 +151,7 @@ def test_a_damaged_tar_is_named_by_its_url(site: Site) -> None:
 def test_indexes_of_other_tars_are_refused(site: Site) -> None:
     remote = tars_of(site)
     remote.index_shards()
+    assert isinstance(remote.url, tuple)
     fewer = Remote(remote.url[:3], index_dir=remote.index_dir)
     with pytest.raises(ManifestError, match=r"4 tar files.*url names 3, and not 'wdshards-000003\.tar'.*index_shards"):
         IndexedShards(fewer)

@@ -33,7 +33,7 @@ from headrace.webdatamodule import (
 from headrace.webdatamodule.loading.batch_reading import Request, announced
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.stage_report import RemoteReads
-from headrace.webdatamodule.shards.remote.lookahead import merged
+from headrace.webdatamodule.shards.stores.store import merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 SIZE = 4
@@ -563,10 +563,10 @@ def test_an_error_of_the_batch_sampler_comes_after_the_batches_before_it() -> No
 
 def test_ranges_are_merged_within_a_bound_on_waste() -> None:
     wanted = {0: [(0, 50_000), (52_000, 100_000), (100_100, 100_200)], 1: [(0, 1000), (8000, 9000), (0, 1000)]}
-    assert merged(wanted, 0.0) == {0: [(0, 50_000), (52_000, 100_200)], 1: [(0, 1000), (8000, 9000)]}
-    assert merged(wanted, 0.02) == {0: [(0, 100_200)], 1: [(0, 1000), (8000, 9000)]}
-    assert merged(wanted, 0.2) == {0: [(0, 100_200)], 1: [(0, 9000)]}
-    assert merged({3: [(5, 5)]}, 0.5) == {3: []}
+    assert merge(wanted, max_gap=1023, waste=0.0) == {0: [(0, 50_000), (52_000, 100_200)], 1: [(0, 1000), (8000, 9000)]}
+    assert merge(wanted, max_gap=1023, waste=0.02) == {0: [(0, 100_200)], 1: [(0, 1000), (8000, 9000)]}
+    assert merge(wanted, max_gap=1023, waste=0.2) == {0: [(0, 100_200)], 1: [(0, 9000)]}
+    assert merge({3: [(5, 5)]}, max_gap=1023, waste=0.5) == {3: []}
 
 
 @pytest.mark.parametrize("value", [-1, True, 2.5])

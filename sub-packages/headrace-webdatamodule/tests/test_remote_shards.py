@@ -378,7 +378,7 @@ def test_a_server_that_answers_late_is_named_once(site: Site) -> None:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         # A third of the timeout would be long for a test.
-        patch.setattr("headrace.webdatamodule.shards.remote.filesystem._SLOW", 0.05)
+        patch.setattr("headrace.webdatamodule.shards.stores.fsspec._SLOW", 0.05)
         reader.start()
         until(lambda: len(found) > 0)
         site.faults.released.set()

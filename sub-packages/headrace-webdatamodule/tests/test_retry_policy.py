@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shard_server import served, written_once
 
 from headrace.webdatamodule import RetryPolicy, ShardError
-from headrace.webdatamodule.shards.remote.retries import is_transient, retry, seconds_asked
+from headrace.webdatamodule.shards.stores.retries import is_transient, retry, seconds_asked
 
 folder = pytest.fixture(scope="module")(written_once)
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stage_report import LoaderReport
     from headrace.webdatamodule.map_datamodule import MapDataModule
-    from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, write_shards
+    from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, Store, write_shards
     from headrace.webdatamodule.split_names import Split
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "SkippedMembersWarning",
     "Split",
     "StaleIndexError",
+    "Store",
     "UnsafePickleError",
     "WebDataModule",
     "add_column",
@@ -106,6 +107,7 @@ _LATER = {
     "RankMismatchError": "loading.distributed",
     "Remote": "shards",
     "RetryPolicy": "shards",
+    "Store": "shards",
     "ResumableLoader": "loader",
     "SamplerFactory": "loading.factories",
     "SharedShardsWarning": "indexed_datamodule",

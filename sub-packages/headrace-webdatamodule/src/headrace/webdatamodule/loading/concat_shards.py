@@ -21,7 +21,7 @@ from headrace.webdatamodule.shards.indexed_shards import Begin
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.reading.local_shards import Upcoming
-    from headrace.webdatamodule.shards.remote.filesystem import Traffic
+    from headrace.webdatamodule.shards.stores.store import Traffic
 
 _THREADS = 16
 

@@ -25,8 +25,9 @@ from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.shards.remote.retries import RetryPolicy
     from headrace.webdatamodule.shards.remote.shards import Remote
+    from headrace.webdatamodule.shards.stores.retries import RetryPolicy
+    from headrace.webdatamodule.shards.stores.store import Store
     from headrace.webdatamodule.shards.writing.executor import InProcessWarning
     from headrace.webdatamodule.shards.writing.write import write_shards
 
@@ -49,6 +50,7 @@ __all__ = [
     "ShardIndex",
     "SkippedMembersWarning",
     "StaleIndexError",
+    "Store",
     "UnsafePickleError",
     "add_column",
     "decode_member",
@@ -66,7 +68,8 @@ __all__ = [
 _LATER = {
     "InProcessWarning": "headrace.webdatamodule.shards.writing.executor",
     "Remote": "headrace.webdatamodule.shards.remote.shards",
-    "RetryPolicy": "headrace.webdatamodule.shards.remote.retries",
+    "RetryPolicy": "headrace.webdatamodule.shards.stores.retries",
+    "Store": "headrace.webdatamodule.shards.stores.store",
     "write_shards": "headrace.webdatamodule.shards.writing.write",
 }
 

@@ -26,8 +26,9 @@ from headrace.webdatamodule.shards.reading.local_shards import (
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote.shards import Remote
+    from headrace.webdatamodule.shards.stores.store import Store
 
-ShardPlaces: TypeAlias = Union[str, os.PathLike[str], "Remote", Sequence[str | os.PathLike[str]]]
+ShardPlaces: TypeAlias = Union[str, os.PathLike[str], "Remote", "Store", Sequence[str | os.PathLike[str]]]
 _PLACES = "a directory of shards, its manifest.json, tar files, or a pattern of these"
 
 
@@ -84,8 +85,9 @@ def _listed(paths: Sequence[Path]) -> ShardSet:
 
 def _remote(source: object) -> ShardSet:
     from headrace.webdatamodule.shards.remote.shards import Remote, find_remote  # local reading does not wait for it
+    from headrace.webdatamodule.shards.stores.store import Store
 
-    return find_remote(source) if isinstance(source, str | Remote | list) else _refuse(source)
+    return find_remote(source) if isinstance(source, str | Remote | Store | list) else _refuse(source)
 
 
 def _refuse(source: object) -> NoReturn:

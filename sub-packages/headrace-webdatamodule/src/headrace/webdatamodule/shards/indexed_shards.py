@@ -30,8 +30,8 @@ from headrace.webdatamodule.shards.reading.shard_reader import Read, Sample, Sha
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.reading.local_shards import Upcoming
-    from headrace.webdatamodule.shards.remote.filesystem import Traffic
     from headrace.webdatamodule.shards.remote.lookahead import LookAhead
+    from headrace.webdatamodule.shards.stores.store import Traffic
 
 Verify = Literal["read", "open", "none"]
 Decoder: TypeAlias = Callable[[bytes], Any]

@@ -22,8 +22,8 @@ from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_pa
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.shards.remote.filesystem import TrafficCounter
     from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
+    from headrace.webdatamodule.shards.stores.store import TrafficCounter
 
 Head = tuple[int, int, tuple[str, ...]]
 # A scheme and "://"; or chained ones of fsspec, such as "simplecache::s3://bucket/a".

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, DecodeError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.index.checksums import MEMBER_BITS, checksum32, digest64, member_checksums
 from headrace.webdatamodule.shards.index.keys import NumberedKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
+from headrace.webdatamodule.shards.stores.local import LocalStore
 
 Sample: TypeAlias = dict[str, Any]
 Read: TypeAlias = Callable[[int], Sample]
@@ -80,7 +80,7 @@ class MappedShard(ShardBytes):
 
 def map_shard(index: ShardIndex, *, verified: bool = False) -> MappedShard:
     """Map the file that an index names."""
-    return MappedShard(index, read_or_map(index.shard, DamagedShardError, most_read=0), verified=verified)
+    return MappedShard(index, LocalStore("").map(index.shard), verified=verified)
 
 
 class ShardReader:

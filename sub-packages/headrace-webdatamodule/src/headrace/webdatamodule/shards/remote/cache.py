@@ -29,10 +29,12 @@ from headrace.webdatamodule.shards.errors import (
     StaleIndexError,
 )
 from headrace.webdatamodule.shards.format.files import output_directory, sync_directory
+from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardReader
-from headrace.webdatamodule.shards.remote.filesystem import RemoteFiles, Span, UnboundedBodyError
+from headrace.webdatamodule.shards.stores.checked import CheckedStore
+from headrace.webdatamodule.shards.stores.store import Span, StoreError
 
 # Whatever else lies in the directory is not ours, and stays.
 _NAME = re.compile(r"[0-9a-f]{32}\.(tar|hri|samples)")
@@ -252,7 +254,7 @@ def cached_name(content: object, suffix: str) -> str:
     return f"{xxhash.xxh3_128_hexdigest(repr(content).encode())}{suffix}"
 
 
-def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verified: bool) -> CachedShard | None:
+def cached_shard(cache: Cache, files: CheckedStore, index: ShardIndex, *, verified: bool) -> CachedShard | None:
     """Map a shard that is in the cache, or is fetched now and compared with all checksums of its index.
 
     None where the cache has no room for it.
@@ -267,9 +269,9 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
     def put() -> BinaryIO | None:
         try:
             if not files.sends_whole_files(index.shard):
-                files.check_shard(index)  # before all of it is on its way
-        except ShardError as error:
-            if not lacks_ranges(error):
+                check_shard(files, index)  # before all of it is on its way
+        except StoreError as error:
+            if not error.lacks_ranges:
                 raise
         return cache.put(name, index.shard_bytes, fill)
 
@@ -295,21 +297,21 @@ def cached_shard(cache: Cache, files: RemoteFiles, index: ShardIndex, *, verifie
         return None if data is None else use(data)
 
 
-def fetch_whole(files: RemoteFiles, url: str, nbytes: int, file: BinaryIO) -> None:
+def fetch_whole(files: CheckedStore, url: str, nbytes: int, file: BinaryIO) -> None:
     """Write all bytes of a shard into a file, in ranges where the server reads them."""
     try:
         if not (whole := files.sends_whole_files(url)):
             for spans in _requests(nbytes):
                 file.writelines(files.ranges(url, spans))
-    except ShardError as error:
-        if not lacks_ranges(error):
+    except StoreError as error:
+        if not error.lacks_ranges:
             raise
         whole = True
     if whole:
         files.download(url, nbytes, file)
 
 
-def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most: int) -> ShardIndex:
+def cached_index(cache: Cache, files: CheckedStore, url: str, checksum: int, most: int) -> ShardIndex:
     """Map an index that is in the cache, or is fetched now; of another checksum if it was replaced there."""
 
     def use(data: _Mapped) -> ShardIndex:
@@ -324,13 +326,13 @@ def cached_index(cache: Cache, files: RemoteFiles, url: str, checksum: int, most
         return index if data is None else use(data)
 
 
-def fetch_index(files: RemoteFiles, url: str, most: int) -> ShardIndex:
+def fetch_index(files: CheckedStore, url: str, most: int) -> ShardIndex:
     """Fetch the index of a shard, and check all of it."""
     return files.read_as(url + SUFFIX, most, lambda data: _checked_index(data, url))
 
 
 def cached_set_index(
-    cache: Cache, files: RemoteFiles, url: str, listed: Listed, most: int, *, patience: float
+    cache: Cache, files: CheckedStore, url: str, listed: Listed, most: int, *, patience: float
 ) -> SetIndex:
     """Map the index of a whole set that is in the cache, or is fetched now by one process, while others wait for it."""
     name = cached_name(listed.fingerprint, SUFFIX)
@@ -392,9 +394,12 @@ def _named(cache: Cache, url: str) -> Iterator[None]:
         raise ShardError(f"the cache {str(cache.directory)!r} cannot be used ({error}): {cure}", shard=url) from error
 
 
-def lacks_ranges(error: ShardError) -> bool:
-    """Whether a read failed since the server sends whole files only."""
-    return isinstance(error.__cause__, UnboundedBodyError)
+def check_shard(files: CheckedStore, index: ShardIndex) -> None:
+    """Check by its size and three short pieces whether a shard is the one that was indexed."""
+    size = files.size(index.shard)
+    wanted = index.fingerprint_ranges() if size == index.shard_bytes else [(0, min(BLOCK, size))]
+    parts = files.parts(index.shard, wanted)
+    index.check_shard(size, lambda begin, end: parts[begin:end])
 
 
 def _requests(nbytes: int) -> Sequence[list[Span]]:

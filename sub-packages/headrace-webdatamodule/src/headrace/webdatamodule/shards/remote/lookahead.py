@@ -11,15 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from itertools import pairwise
 
 from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.remote.filesystem import KnownParts, Span
+from headrace.webdatamodule.shards.stores.store import KnownParts, Span, merge
 
 WASTE = 0.02  # bytes fetched and not used, of those that are wanted
 # A padding and a header lie between members that follow one another; to ask for each would send more bytes than that.
-_ADJACENT = 2 * BLOCK
-_MOST = 4 << 20  # bytes of a request that merges several members
+ADJACENT = 2 * BLOCK - 1
 _AT_ONCE = 8  # batches; with 64 small samples each three keep a processor busy, with fewer samples more
 _LITTLE = 4 << 20  # bytes that are on their way at the same time without keeping the first batch waiting
 _NAME = "look-ahead"
@@ -153,7 +151,7 @@ class LookAhead:
                     continue
             stage = _Stage.PLANNED
             try:
-                batch.ranges = merged(self._plan(batch.indices), WASTE)
+                batch.ranges = merge(self._plan(batch.indices), max_gap=ADJACENT, waste=WASTE)
                 batch.nbytes = sum(end - begin for spans in batch.ranges.values() for begin, end in spans)
             except BaseException:
                 stage = _Stage.FAILED
@@ -185,28 +183,3 @@ class LookAhead:
             self._changed.notify_all()
             if self._waiting:
                 self._go_on()
-
-
-def merged(wanted: Wanted, waste: float) -> dict[int, list[Span]]:
-    """Merge ranges, the closest first, while the bytes between them are at most a fraction of those wanted."""
-    ordered = {number: sorted({span for span in spans if span[0] < span[1]}) for number, spans in wanted.items()}
-    room = waste * sum(end - begin for spans in ordered.values() for begin, end in spans)
-    gaps = sorted(
-        (begin - end, number, begin) for number, spans in ordered.items() for (_, end), (begin, _) in pairwise(spans)
-    )
-    joined = set[tuple[int, int]]()
-    for gap, number, begin in gaps:
-        if gap >= _ADJACENT:
-            room -= gap
-            if room < 0:
-                break
-        joined.add((number, begin))
-    made: dict[int, list[Span]] = {}
-    for number, spans in ordered.items():
-        made[number] = own = list[Span]()
-        for begin, end in spans:
-            if (number, begin) in joined and end - own[-1][0] <= _MOST:
-                own[-1] = own[-1][0], max(own[-1][1], end)
-            else:
-                own.append((begin, end))
-    return made

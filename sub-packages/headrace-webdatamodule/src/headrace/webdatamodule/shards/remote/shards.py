@@ -44,7 +44,7 @@ from headrace.webdatamodule.shards.reading.local_shards import (
     of_heads,
     of_manifest,
 )
-from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardBytes, ShardReader
+from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, Sample, ShardBytes, ShardReader
 from headrace.webdatamodule.shards.remote.cache import (
     SAMPLES,
     Cache,
@@ -52,20 +52,17 @@ from headrace.webdatamodule.shards.remote.cache import (
     cached_name,
     cached_set_index,
     cached_shard,
+    check_shard,
     fetch_index,
 )
-from headrace.webdatamodule.shards.remote.filesystem import (
-    MAX_CONNECTIONS,
-    KnownParts,
-    RemoteFiles,
-    Span,
-    TrafficCounter,
-)
 from headrace.webdatamodule.shards.remote.indexing import index_tars
-from headrace.webdatamodule.shards.remote.lookahead import WASTE, LookAhead, Wanted, merged
-from headrace.webdatamodule.shards.remote.object_store import ObjectStore, make_store
-from headrace.webdatamodule.shards.remote.retries import RetryPolicy
+from headrace.webdatamodule.shards.remote.lookahead import ADJACENT, WASTE, LookAhead, Wanted
 from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache, share_of_room
+from headrace.webdatamodule.shards.stores.checked import CheckedStore
+from headrace.webdatamodule.shards.stores.fsspec import MAX_CONNECTIONS, FsspecStore
+from headrace.webdatamodule.shards.stores.obstore import ObjectStore, make_store
+from headrace.webdatamodule.shards.stores.retries import RetryPolicy
+from headrace.webdatamodule.shards.stores.store import KnownParts, Span, Store, StoreError, TrafficCounter
 from headrace.webdatamodule.shards.urls import Secrets, file_name, is_web, redacted
 
 _THREADS = 16
@@ -97,7 +94,7 @@ class Remote:
     Args:
         url: URL of a directory with a manifest, of a manifest or of a tar file, or several URLs of tar files in one
             place; numbers in braces are expanded. A query, such as that of a signed URL, is kept for all files that
-            belong to it.
+            belong to it. Or a `Store` of your own: a directory of shards with a manifest.
         storage_options: Options of fsspec's file system, such as `{"endpoint_url": ...}` or credentials.
         cache_dir: Directory of the cache; None: no cache.
         cache_bytes: Maximum bytes of the cache. Data of other datasets are evicted to make room, the least recently
@@ -127,7 +124,7 @@ class Remote:
     Remote(url=('s3://bucket/train',), cache_dir=None, cache_bytes=..., lookahead=67108864)
     """
 
-    url: str | Sequence[str] = field(repr=False)
+    url: str | Sequence[str] | Store = field(repr=False)
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int = _CACHE_BYTES
@@ -141,19 +138,16 @@ class Remote:
     index_dir: str | os.PathLike[str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        several = not isinstance(self.url, str) and isinstance(self.url, Iterable)
-        given: tuple[str, ...] = tuple(self.url) if several else (str(self.url),)
-        wrong = [url for url in given if not is_url(url)]
-        if not given or wrong:
-            got = redacted(repr(wrong or self.url))
-            raise ValueError(f"url must be one or more such as 's3://bucket/directory', got {got}")
-        urls = tuple(url for one in given for url in expand_braces(one))
-        for url in urls:
-            if "*" in url.partition("?")[0]:
-                cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
-                raise ValueError(f"url must be one or more without '*', got {Secrets(url).name!r}: {cure}")
-        if repeated := _repeated(names := [Secrets(url).name for url in dict.fromkeys(urls)]):
-            raise ValueError(f"url must be one or more that differ before a query, got several of {repeated!r}")
+        self._check_numbers()
+        if isinstance(self.url, Store):
+            for name in ("storage_options", "obstore", "index_dir"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} must be left out for a Store, which has its own options")
+        else:
+            object.__setattr__(self, "url", _checked_urls(self.url))
+            self._check_places()
+
+    def _check_numbers(self) -> None:
         checked_int("max_gap", self.max_gap, 0, cure="0 merges only ranges that touch")
         checked_int("max_connections", self.max_connections, 1, cure="1 reads one range after another")
         checked_int("lookahead", self.lookahead, 0, cure="0 fetches a batch when it is read")
@@ -162,7 +156,13 @@ class Remote:
             raise ValueError(f"cache_unit must be one of {', '.join(map(repr, units))}, got {self.cache_unit!r}")
         if not isinstance(self.retry, RetryPolicy):
             raise ValueError(f"retry must be a RetryPolicy, got {self.retry!r}")
-        object.__setattr__(self, "url", urls)
+        if self.cache_dir is None and (self.cache_bytes, self.cache_unit) != (_CACHE_BYTES, "auto"):
+            raise ValueError("cache_bytes and cache_unit need cache_dir, got none: give a directory, or leave them out")
+        if self.cache_dir is not None:
+            Cache(os.fspath(self.cache_dir), self.cache_bytes)
+
+    def _check_places(self) -> None:
+        names = self.names
         if self.index_dir is not None:
             self.indexes  # noqa: B018 - a wrong place is an error here
             files = [file_name(name) for name in names]
@@ -171,10 +171,6 @@ class Remote:
             if repeated := _repeated(files):
                 message = "url must be tar files of different names where there is index_dir"
                 raise ValueError(f"{message}, got several of {repeated!r}")
-        if self.cache_dir is None and (self.cache_bytes, self.cache_unit) != (_CACHE_BYTES, "auto"):
-            raise ValueError("cache_bytes and cache_unit need cache_dir, got none: give a directory, or leave them out")
-        if self.cache_dir is not None:
-            Cache(os.fspath(self.cache_dir), self.cache_bytes)
         if self.obstore is not None:
             if not self.lookahead:
                 raise ValueError("obstore must be None with lookahead=0, it is for look-ahead: leave one of them out")
@@ -201,12 +197,14 @@ class Remote:
     @property
     def names(self) -> tuple[str, ...]:
         """The URLs without what is secret in them."""
-        return tuple(Secrets(url).name for url in self.url)
+        return (self.url.url,) if isinstance(self.url, Store) else tuple(Secrets(url).name for url in self.url)
 
     @cached_property
     def store(self) -> Any:
         """Obstore's store for look-ahead; None without."""
-        return None if self.obstore is None else make_store(self.url[0], self.obstore)
+        if self.obstore is None or isinstance(self.url, Store):
+            return None
+        return make_store(self.url[0], self.obstore)
 
     @cached_property
     def cache(self) -> Cache | None:
@@ -246,9 +244,12 @@ class Remote:
         return index_each(each, folder, split_at=split_at, drop_columns=drop_columns, force=force)
 
     @cached_property
-    def files(self) -> RemoteFiles:
+    def files(self) -> CheckedStore:
         """Reads files there."""
-        return RemoteFiles(self.url, self.storage_options, self.retry, self.timeout, self.max_connections)
+        if isinstance(self.url, Store):
+            return CheckedStore(self.url, self.retry, self.timeout)
+        store = FsspecStore(self.url, self.storage_options, self.timeout, self.max_connections)
+        return CheckedStore(store, self.retry, self.timeout)
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class RemoteSet(ShardSet):
     @property
     def holds_descriptors(self) -> bool:
         """See `ShardSet`; what is read in ranges is never closed."""
-        return self.remote.cache_dir is not None
+        return self.remote.cache_dir is not None or isinstance(self.remote.url, Store)
 
     def path(self, number: int) -> str:
         """The URL of a shard."""
@@ -344,10 +345,13 @@ class RemoteSet(ShardSet):
     ) -> ShardReader:
         """See `ShardSet`: the shard in the cache, or one of which ranges are read."""
         remote, kept = self.remote, self.sample_cache(keys)
+        if (data := remote.files.map(index.shard)) is not None:
+            source: ShardBytes = MappedShard(index, data, verified=verify)
+            return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
         if remote.cache is not None and kept is None:
-            source = cached_shard(remote.cache, remote.files, index, verified=verify)
-            if source is not None:
-                return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
+            cached = cached_shard(remote.cache, remote.files, index, verified=verify)
+            if cached is not None:
+                return ShardReader(index, cached, keys, verify=verify, max_bytes=max_bytes)
         of_shard = None if kept is None else _ShardSamples(kept, first)
         return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes, kept=of_shard)
 
@@ -442,12 +446,29 @@ def _find_here(remote: Remote, folder: str) -> IndexedHere:
     return IndexedHere(**vars(of_manifest(folder, manifest)), remote=remote, nbytes=nbytes, urls=ordered)
 
 
+def _checked_urls(place: str | Sequence[str]) -> tuple[str, ...]:
+    several = not isinstance(place, str) and isinstance(place, Iterable)
+    given: tuple[str, ...] = tuple(place) if several else (str(place),)
+    wrong = [url for url in given if not is_url(url)]
+    if not given or wrong:
+        got = redacted(repr(wrong or place))
+        raise ValueError(f"url must be one or more such as 's3://bucket/directory', got {got}")
+    urls = tuple(url for one in given for url in expand_braces(one))
+    for url in urls:
+        if "*" in url.partition("?")[0]:
+            cure = "give the directory's URL, or numbers in braces such as a-{000000..000041}.tar"
+            raise ValueError(f"url must be one or more without '*', got {Secrets(url).name!r}: {cure}")
+    if repeated := _repeated([Secrets(url).name for url in dict.fromkeys(urls)]):
+        raise ValueError(f"url must be one or more that differ before a query, got several of {repeated!r}")
+    return urls
+
+
 def _repeated(names: Sequence[str]) -> str | None:
     """A name that occurs more than once."""
     return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
-def find_remote(source: str | Remote | Sequence[str]) -> RemoteSet:
+def find_remote(source: str | Remote | Sequence[str] | Store) -> RemoteSet:
     """Find out what there is to read."""
     remote = source if isinstance(source, Remote) else Remote(source)
     names = remote.names
@@ -501,7 +522,7 @@ class RangedShard(ShardReader):
     ) -> None:
         verify = verify or kept is not None  # what is kept has to be right
         if not verify:  # else each read finds out
-            remote.files.check_shard(index)
+            check_shard(remote.files, index)
         super().__init__(index, _Ranges(index, remote.files), keys, verify=verify, max_bytes=max_bytes)
         self._remote, self._kept = remote, kept
 
@@ -588,12 +609,12 @@ class RangedShard(ShardReader):
 
     def _fetch(self, numbers: Sequence[int]) -> KnownParts:
         spans = self.spans(numbers)
-        return self._remote.files.parts(self.index.shard, spans, self._remote.max_gap) if spans else KnownParts({})
+        return self._remote.files.parts(self.index.shard, spans, max_gap=self._remote.max_gap)
 
     def _fetch_exactly(self, numbers: Sequence[int]) -> KnownParts:
         """The same for a shard beside a cache: who keeps what fits wants few bytes of the rest, as look-ahead does."""
-        spans = merged({0: self.spans(numbers)}, WASTE)[0]
-        return KnownParts(dict(zip(spans, self._remote.files.ranges(self.index.shard, spans), strict=True)))
+        spans = self.spans(numbers)
+        return self._remote.files.parts(self.index.shard, spans, max_gap=ADJACENT, waste=WASTE)
 
 
 class _ShardSamples(NamedTuple):
@@ -627,7 +648,7 @@ def _joined(kept: Mapping[Span, bytes], fetched: KnownParts) -> KnownParts:
 class _Ranges(ShardBytes):
     """Ranges of a shard in the place of a map of all of it."""
 
-    def __init__(self, index: ShardIndex, files: RemoteFiles, data: Any = b"") -> None:
+    def __init__(self, index: ShardIndex, files: CheckedStore, data: Any = b"") -> None:
         self.index, self.data, self._files = index, data, files
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
@@ -636,7 +657,7 @@ class _Ranges(ShardBytes):
 
     def diagnose(self) -> None:
         """See `ShardBytes`."""
-        self._files.check_shard(self.index)
+        check_shard(self._files, self.index)
 
 
 def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
@@ -662,16 +683,13 @@ def most_index_bytes(shard_bytes: int) -> int:
     return min(_INDEX + 8 * shard_bytes, _INDEX_MOST)
 
 
-def _head(files: RemoteFiles, url: str) -> tuple[Head, int]:
+def _head(files: CheckedStore, url: str) -> tuple[Head, int]:
     """What a reader has to know of a shard, and its bytes."""
     try:
         index = fetch_index(files, url, _INDEX_MOST)
         return head(index), index.shard_bytes
-    except ShardError as error:
-        if not isinstance(error.__cause__, FileNotFoundError) and getattr(error.__cause__, "status", 0) not in (
-            401,
-            403,
-        ):
+    except StoreError as error:
+        if not error.missing and error.status not in (401, 403):
             raise
         message = f"there is no index {url + SUFFIX!r} beside it, or it may not be read: call index_shards where the"
         message += " shards are written, and copy all; a list is one of tar files, and a directory is given by its URL"
@@ -682,12 +700,12 @@ def _inside(folder: str, name: str) -> str:
     return f"{folder}/{quote(name) if is_web(folder) else name}"
 
 
-def _manifest(folder: str, files: RemoteFiles) -> Manifest:
+def _manifest(folder: str, files: CheckedStore) -> Manifest:
     url = _inside(folder, NAME)
     try:
         return files.read_as(url, MOST_MANIFEST_BYTES, Manifest.from_json)
-    except ShardError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+    except StoreError as error:
+        if error.missing:
             message = f"there is no {NAME} in {folder!r}: call index_shards where the shards are written, and copy all"
             raise ManifestError(f"{message}. {_OTHERS}") from error
         raise

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from importlib import import_module
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from headrace.webdatamodule.shards.remote.filesystem import Span, TrafficCounter, WrongBytesError, slow_warning
+from headrace.webdatamodule.shards.stores.fsspec import slow_warning
+from headrace.webdatamodule.shards.stores.retries import OBSTORE_RETRY
+from headrace.webdatamodule.shards.stores.store import Span, TrafficCounter, WrongBytesError
 from headrace.webdatamodule.shards.urls import Secrets, redacted
 
 _TOGETHER = 8  # ranges of a file in one call; obstore asks for ten at a time
 _TRIES = 3  # batches that fail one after another before a worker gives up on obstore
 _REASON = 300
-_RETRY = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 _FIRST = 20.0  # seconds for the first batch, which in a wrongly forked process never comes
 Ranges: TypeAlias = Sequence[tuple[str, Span]]  # of files
 
@@ -124,7 +124,7 @@ def make_store(url: str, options: Mapping[str, Any]) -> Any:
     if web and query:
         cure = "leave obstore out, then fsspec sends it"
         raise ValueError(f"obstore must be None for URLs with a query, which it does not send, as for {name!r}: {cure}")
-    given = {"retry_config": _RETRY, **options}
+    given = {"retry_config": OBSTORE_RETRY, **options}
     if scheme.lower() == "http":
         given["client_options"] = {"allow_http": True, **given.get("client_options", {})}
     make = stores.HTTPStore.from_url if web else stores.from_url

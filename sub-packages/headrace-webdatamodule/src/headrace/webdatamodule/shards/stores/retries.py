@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
@@ -29,6 +30,8 @@ _PERMANENT = (
 )
 _TRANSIENT_STATUS = (408, 425, 429)
 _LONGEST = 300.0  # seconds; a server that is down for longer, or asks for years by mistake, is an error
+# Of requests through obstore; those that fail to the end are repeated through fsspec, by the policy.
+OBSTORE_RETRY = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
 _CHANCE = random.SystemRandom()  # transforms draw from the process's generator, and a fork copies it
 
 

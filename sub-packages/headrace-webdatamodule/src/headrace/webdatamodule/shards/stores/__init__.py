@@ -1,0 +1,1 @@
+"""Bytes of files, wherever they lie."""
