@@ -18,10 +18,10 @@ from strategies_of_sizes import cases, examples
 from torch.utils.data import DataLoader, RandomSampler
 
 from headrace.size_aware_batching import OptimizerStepBatchSampler
-from headrace.size_aware_batching.planning.optimizer_steps import fewest_micro_batches, pack_step
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.prepared import prepare
 from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
+from headrace.size_aware_batching.planning.token_steps import fewest_micro_batches, pack_step
 from headrace.size_aware_batching.testing import check_resumes
 
 SIZES = np.random.default_rng(0).integers(1, 100, 303)

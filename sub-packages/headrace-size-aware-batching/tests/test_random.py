@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from strategies_of_sizes import examples
 
 from headrace.size_aware_batching._shared.random import fold_in, splitmix64
-from headrace.size_aware_batching.planning.random import LONGEST_ROW, shuffle_blocks, shuffle_groups, shuffle_rows
+from headrace.size_aware_batching.planning.shuffles import LONGEST_ROW, shuffle_blocks, shuffle_groups, shuffle_rows
 
 
 @examples(50)

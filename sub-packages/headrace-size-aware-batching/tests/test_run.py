@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching._shared.states import StateMismatchError
+from headrace.size_aware_batching._shared.state_mismatch import StateMismatchError
 from headrace.size_aware_batching.planning.prepared import prepare
 from headrace.size_aware_batching.planning.strategies import BatchLists
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from strategies_of_sizes import examples
 
 from headrace.size_aware_batching.planning import strata
-from headrace.size_aware_batching.planning.random import (
+from headrace.size_aware_batching.planning.shuffles import (
     random_words,
 )
 from headrace.size_aware_batching.planning.strata import Strata

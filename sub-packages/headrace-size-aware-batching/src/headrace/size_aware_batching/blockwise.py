@@ -24,7 +24,7 @@ from headrace.size_aware_batching.planning.options import (
     Tail,
 )
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
-from headrace.size_aware_batching.run_sampler import SizeAwareSampler, budget_in_words
+from headrace.size_aware_batching.size_aware_sampler import SizeAwareSampler, budget_in_words
 from headrace.size_aware_batching.sizes.read import size_vector
 
 

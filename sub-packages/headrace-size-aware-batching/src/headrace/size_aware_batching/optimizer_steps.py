@@ -18,9 +18,9 @@ from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._validation import checked_epoch, counted, one_of, warn
 from headrace.size_aware_batching.planned_sampler import PlannedSampler
 from headrace.size_aware_batching.planning.costs import CostFunction
-from headrace.size_aware_batching.planning.optimizer_steps import TokenPlan
 from headrace.size_aware_batching.planning.options import Oversize, SamplerOptions
 from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
+from headrace.size_aware_batching.planning.token_steps import TokenPlan
 
 Batch = TypeVar("Batch")
 
@@ -200,7 +200,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
             TypeError: If there is no mixture.
             ValueError: If there is one.
         """
-        self._planner.order.refuse_no_mixture()
+        self._planner.order.require_mixture()
         draws = "from the next draw" if draw is None else f"from draw {draw}"
         raise ValueError(
             f"reweight() must leave the weights of optimizer steps, got {shown(weights)} {draws} on: give them to the "

@@ -17,13 +17,13 @@ from headrace.size_aware_batching._validation import checked_epoch, checked_seed
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.distribution import n_steps
 from headrace.size_aware_batching.planning.foreign_sampler import OwnOrder, SamplerOrder
-from headrace.size_aware_batching.planning.list_plan import ACCEPTED, notice_of_waves
+from headrace.size_aware_batching.planning.list_plan import ACCEPTED, correlation_warning
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, SamplerOptions, Tail
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.planner import SizeAwarePlan, SizeAwarePlanner
 from headrace.size_aware_batching.planning.samples import Samples
 from headrace.size_aware_batching.report import CurriculumReport, PlanReport, batch_costs
-from headrace.size_aware_batching.run_sampler import SizeAwareSampler, budget_in_words
+from headrace.size_aware_batching.size_aware_sampler import SizeAwareSampler, budget_in_words
 
 
 class PlannedSampler(SizeAwareSampler):
@@ -67,7 +67,7 @@ class PlannedSampler(SizeAwareSampler):
         super().__init__(
             SizeAwarePlanner.of(type(self).__name__, samples, options, order, seed), num_replicas, rank, mesh
         )
-        self._waves_named = False  # one warning is enough
+        self._correlation_named = False  # one warning is enough
         self.draws: list[int] | None = None
 
     @property
@@ -217,12 +217,12 @@ class PlannedSampler(SizeAwareSampler):
             without_shapes = self._batch_plan(unlimited, unlimited.plan(epoch, self._run.history), epoch)
         plan = self.plan(epoch)
         report = plan.report(other=other, without_shapes=without_shapes)
-        if plan.balanced_ranks is None or self.options.chooses_order or self._waves_named:
+        if plan.balanced_ranks is None or self.options.chooses_order or self._correlation_named:
             return report
         alike, ranks = report.autocorrelation, plan.balanced_ranks
-        if notice := notice_of_waves(alike, report.steps, ranks, plan.num_replicas, ACCEPTED):
-            self._waves_named = True
-            warn(notice)
+        if warning := correlation_warning(alike, report.steps, ranks, plan.num_replicas, ACCEPTED):
+            self._correlation_named = True
+            warn(warning)
         return report
 
     def worst_batches(self, k: int = 4, epoch: int | None = None) -> list[list[Any]]:

@@ -32,7 +32,7 @@ from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_c
 from headrace.size_aware_batching.planning.last_step import split_longest
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.options import STREAM_OVERSIZE, Options, StreamOversize
-from headrace.size_aware_batching.planning.random import random_words
+from headrace.size_aware_batching.planning.shuffles import random_words
 from headrace.size_aware_batching.sampler import Tally, collated, exact
 from headrace.size_aware_batching.sizes.read import SizeOf, checked_size, size_lookup
 

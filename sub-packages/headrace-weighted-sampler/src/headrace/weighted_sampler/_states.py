@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.weighted_sampler._arguments import SEED_BOUND, listed, short
 from headrace.weighted_sampler._shared.checks import checked_int
-from headrace.weighted_sampler._shared.states import StateMismatchError
+from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
 
 DIGEST_DIGITS = 16
 

@@ -98,7 +98,7 @@ class Run:
     def _of_batches(self, sizes: Any, world: int) -> Any:
         with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
             from headrace.webdatamodule import DistributedBatchSampler
-            from headrace.webdatamodule._shared.states import StateMismatchError
+            from headrace.webdatamodule._shared.state_mismatch import StateMismatchError
         options = {**self.settings["options"], "seed": self.state["seed"], "num_replicas": world, "rank": 0}
         mixture = self._mixture(sizes)
         made = DistributedBatchSampler(self.n_samples, **options, sampler=mixture)
@@ -117,7 +117,7 @@ class Run:
     def _of_sizes(self, sizes: Any, world: int) -> Any:
         with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
             from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
-            from headrace.size_aware_batching._shared.states import StateMismatchError
+            from headrace.size_aware_batching._shared.state_mismatch import StateMismatchError
         options = dict(self.settings["options"])
         if "block" in options:
             raise ValueError(f"this run planned its batches block by block, and the state has no shards: {IN_PYTHON}")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._shared.display import inner, never_raises
-from headrace.size_aware_batching.run_sampler import EpochSetter
+from headrace.size_aware_batching.size_aware_sampler import EpochSetter
 
 Batch = TypeVar("Batch")
 

@@ -283,7 +283,7 @@ class SortedStrata:
         work: ``work(places, offsets)`` gives the work of batches: places in ``by_size`` of shape ``[c, depth]``, batch
             by batch, with the same offsets in each row; returns shape ``[c, batches]``.
         ramp: Number of batches of a curriculum, 0 for none.
-        listed: Number of batches of the epoch that come before, of another list.
+        batches_before: Number of batches of the epoch that come before, of another list.
         descending: Their sizes, where they are one number each.
     """
 
@@ -295,11 +295,11 @@ class SortedStrata:
         short: Packer | None,
         work: Work,
         ramp: int,
-        listed: int,
+        batches_before: int,
         descending: Any,
     ) -> None:
         self.by_size, self.strata, self.full, self.short, self.work = by_size, strata, full, short, work
-        self.ramp, self.listed, self.descending = ramp, listed, descending
+        self.ramp, self.batches_before, self.descending = ramp, batches_before, descending
         together = max(1, SAMPLES_SHUFFLED_TOGETHER // strata.depth)
         first = min(strata.n_windows, -(-TOGETHER * ramp // max(1, full.n_batches)))  # that the ramp needs together
         parts = [np.arange(first, strata.n_full, together)]
@@ -351,21 +351,21 @@ class StrataList(GroupedList):
 
     def __init__(self, sorted_strata: SortedStrata, key: int, balanced_ranks: int, passed: int = 0) -> None:
         super().__init__(sorted_strata.starts)
-        self.sorted, self.key, self.balanced_ranks, self.passed = sorted_strata, key, balanced_ranks, passed
+        self.sorted_strata, self.key, self.balanced_ranks, self.passed = sorted_strata, key, balanced_ranks, passed
         self._plans: dict[bool, WindowPlan] = {}
 
     @property
     def before(self) -> NDArray[np.int64]:
         """Number of batches before each group; known before any is planned."""
-        return self.sorted.before
+        return self.sorted_strata.before
 
     def plan(self, full: bool) -> WindowPlan:
         """Return the plan of the epoch's full or short windows."""
         if full not in self._plans:
             if full:
-                self._plans[full] = self.sorted.full.plan(self.key)
+                self._plans[full] = self.sorted_strata.full.plan(self.key)
             else:
-                short = self.sorted.short
+                short = self.sorted_strata.short
                 self._plans[full] = short.plan(self.key) if short else self.plan(True).without_last()
         return self._plans[full]
 
@@ -373,16 +373,16 @@ class StrataList(GroupedList):
         self, samples: NDArray[Any], sizes: NDArray[Any], n_left: int
     ) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Return the samples that are left without some and their sizes, largest first."""
-        return self.sorted.without(samples, sizes, n_left)
+        return self.sorted_strata.without(samples, sizes, n_left)
 
     def _share(self, before: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the share of the batches that may come after so many of the epoch."""
-        return competence(self.passed + before, self.sorted.ramp)
+        return competence(self.passed + before, self.sorted_strata.ramp)
 
     def plan_group(self, group: int) -> Batches:
         """Plan some windows together and shuffle their batches."""
-        table, strata = self.sorted, self.sorted.strata
-        first, stop = table.windows[group : group + 2].tolist()
+        in_order, strata = self.sorted_strata, self.sorted_strata.strata
+        first, stop = in_order.windows[group : group + 2].tolist()
         middle = min(max(first, strata.n_full), stop)
         taken, works, counts = [], [], []
         for begin, end in ((first, middle), (middle, stop)):
@@ -390,20 +390,20 @@ class StrataList(GroupedList):
                 plan = self.plan(begin < strata.n_full)
                 places = strata.places(begin, end, strata.shifts(self.key), plan.sequence)
                 taken.append(places.ravel())
-                works.append(table.work(places, plan.offsets).ravel())
+                works.append(in_order.work(places, plan.offsets).ravel())
                 counts.append(np.tile(np.diff(plan.offsets), end - begin))
-        listed, work, lengths = np.concatenate(taken), np.concatenate(works), np.concatenate(counts)
+        places, work, lengths = np.concatenate(taken), np.concatenate(works), np.concatenate(counts)
         begins = np.cumsum(lengths) - lengths
         key, before = int(fold_in(self.key, first, 1)[0]), int(self.before[group])
-        share = self._share if self.passed + before < table.ramp else None
+        share = self._share if self.passed + before < in_order.ramp else None
         length = chunk_length(work.size, self.balanced_ranks)
-        goes_to = shuffle_sorted_chunks(work, key, table.listed + before, length, share)
+        goes_to = shuffle_sorted_chunks(work, key, in_order.batches_before + before, length, share)
         comes_from = np.empty_like(goes_to)
         comes_from[goes_to] = np.arange(len(goes_to))
         begins, lengths = begins[comes_from], lengths[comes_from]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         inside = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
-        return table.by_size[listed[inside]], offsets
+        return in_order.by_size[places[inside]], offsets
 
 
 class ChainedList(BatchList):

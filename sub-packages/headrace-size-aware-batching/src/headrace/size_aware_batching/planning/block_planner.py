@@ -31,10 +31,10 @@ from headrace.size_aware_batching.planning.blocks import (
 from headrace.size_aware_batching.planning.distribution import distribute_steps, n_steps
 from headrace.size_aware_batching.planning.fingerprint import WHOLE, fingerprint
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, balance_evenly
-from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_empty, with_notice_of_waves
+from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_empty, with_warning_of_correlation
 from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
-from headrace.size_aware_batching.planning.prepared import PreparedSizes, all_are_skipped, prepare, skipped_notice
+from headrace.size_aware_batching.planning.prepared import PreparedSizes, all_are_skipped, prepare, skipped_warning
 from headrace.size_aware_batching.planning.states import checked_state, refuse_other_settings
 from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes
@@ -144,7 +144,7 @@ class BlockPlanner:
         """Refuse changes in the middle of an epoch."""
         raise self._no_change()
 
-    def refuse_rest(self) -> None:
+    def refuse_change_within_epoch(self) -> None:
         """Refuse changes in the middle of an epoch."""
         raise self._no_change()
 
@@ -344,27 +344,29 @@ class BlockPlan:
 
     def steps(self, place: Place, world: int, keep_order: bool) -> Iterator[Steps]:
         """Yield the steps from a place on."""
-        planner, positions, notices = self.planner, _Positions(place.position), list[str]()
+        planner, positions, warnings_once = self.planner, _Positions(place.position), list[str]()
         balance, listed = None if keep_order else planner.balance(), False
         dealt = distribute_steps(
-            self._batches(place.position, positions, notices), world, planner.options.tail, balance
+            self._batches(place.position, positions, warnings_once), world, planner.options.tail, balance
         )
         if not planner.options.chooses_order:
-            dealt, alike = with_notice_of_waves(dealt, planner.sizes_at, self.balanced_ranks, world, "in a new run")
-            notices += [alike] * bool(alike)
-        for steps in as_steps(self, dealt, 0, world, planner.options.tail, position_behind=positions.behind):
+            dealt, correlated = with_warning_of_correlation(
+                dealt, planner.sizes_at, self.balanced_ranks, world, "in a new run"
+            )
+            warnings_once += [correlated] * bool(correlated)
+        for steps in as_steps(self, dealt, 0, world, planner.options.tail, position_after=positions.after):
             listed = True
-            yield steps._replace(notice_once="\n".join(notices))
-            notices.clear()
+            yield steps._replace(warning_once="\n".join(warnings_once))
+            warnings_once.clear()
         if self.end and not positions.listed and not place.position:
             raise all_are_skipped(self.end, planner.options.max_total_size)
-        if notices:  # of blocks at the end that have no batch
+        if warnings_once:  # of blocks at the end that have no batch
             nothing = np.zeros(0, np.int64)
-            yield Steps(nothing, np.zeros(1, np.int64), nothing, notice_once="\n".join(notices))
+            yield Steps(nothing, np.zeros(1, np.int64), nothing, warning_once="\n".join(warnings_once))
         if planner.options.tail == "drop" and not listed and not place.position and positions.listed:
             refuse_empty(world, "fewer batches")
 
-    def _batches(self, position: int, positions: _Positions, notices: list[str]) -> Iterator[Batches]:
+    def _batches(self, position: int, positions: _Positions, warnings_once: list[str]) -> Iterator[Batches]:
         """Yield the batches from a position on, by the places of their samples; note where blocks end."""
         planner, (first, inside) = self.planner, self._turn_of(position)
         for turn in range(first, len(self.sequence)):
@@ -373,7 +375,7 @@ class BlockPlan:
             if turn == first and inside > batches.n_samples:
                 raise ValueError(f"state['position'] must be one of state_dict(), got {position}: it was changed")
             if len(skipped := planner.skipped.get(number, np.zeros(0, np.int64))):
-                notices.append(skipped_notice(skipped, planner.options.max_total_size))
+                warnings_once.append(skipped_warning(skipped, planner.options.max_total_size))
             positions.add(batches.n_samples - inside, int(self.starts[turn + 1]))
             begin = int(planner.blocks.starts[number])
             for samples, offsets in batches.batches(inside):
@@ -463,11 +465,11 @@ class BlockPlan:
         """Return the samples of the dataset between two positions."""
         positions, parts, listed = _Positions(start), [np.zeros(0, np.int64)], 0
         for samples, _ in self._batches(start, positions, []):
-            while len(samples) and positions.behind(listed + len(samples)) > stop:
-                samples = samples[: stop - positions.behind(listed + len(samples))]
+            while len(samples) and positions.after(listed + len(samples)) > stop:
+                samples = samples[: stop - positions.after(listed + len(samples))]
             parts.append(self.planner.blocks.samples(samples))
             listed += len(samples)
-            if positions.behind(listed) >= stop:
+            if positions.after(listed) >= stop:
                 break
         return np.concatenate(parts)
 
@@ -493,7 +495,7 @@ class _Positions:
         self._begins.append(self.listed)
         self._positions.append(end)
 
-    def behind(self, listed: int) -> int:
+    def after(self, listed: int) -> int:
         """Return the position after so many of the samples."""
         place = bisect_right(self._begins, listed) - 1
         return self._positions[place] + listed - self._begins[place]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.plan_cache import SizeRuns
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
-from headrace.size_aware_batching.planning.random import random_words
+from headrace.size_aware_batching.planning.shuffles import random_words
 from headrace.size_aware_batching.planning.strata import COUNTED, counted_sizes
 from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.sizes.read import read_sizes

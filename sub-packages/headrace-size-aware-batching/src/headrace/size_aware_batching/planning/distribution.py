@@ -12,7 +12,7 @@ from headrace.size_aware_batching.planning.costs import reduced
 from headrace.size_aware_batching.planning.curriculum import Competence, turns
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, last_steps
 from headrace.size_aware_batching.planning.options import Tail
-from headrace.size_aware_batching.planning.random import random_words
+from headrace.size_aware_batching.planning.shuffles import random_words
 
 # Chunks that there are at least, where there are so many batches. 1, 4, 16: of 63 padded batches the largest of 8 ranks
 # has 1.039, 1.031, 1.210 times the mean work.

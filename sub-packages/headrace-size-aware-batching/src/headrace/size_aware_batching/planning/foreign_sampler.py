@@ -228,7 +228,7 @@ class SamplerOrder:
         reads = hasattr(own, "take") and callable(getattr(own, "set_epoch", None))
         return reads and hasattr(own, "reweights") and callable(getattr(own, "reweighted", None))
 
-    def refuse_no_mixture(self) -> None:
+    def require_mixture(self) -> None:
         """Refuse a sampler without weights that a run may change."""
         if not self.is_mixture:
             raise TypeError(
@@ -245,7 +245,7 @@ class SamplerOrder:
 
     def reweighted(self, weights: Any, draw: int) -> list[Any]:
         """Return the changes of the mixture's weights, with another one from a draw on."""
-        self.refuse_no_mixture()
+        self.require_mixture()
         return list(self.sampler.reweighted(weights, draw))
 
     def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 
-# Steps are alike above this autocorrelation. That of fewer random steps may be so high by chance.
+# Steps are correlated above this autocorrelation. That of fewer random steps may be so high by chance.
 MOST_ALIKE, FEWEST_STEPS = 0.5, 64
 ACCEPTED = "with accept={'balanced_ranks'}"  # how a run changes the number of balanced ranks
 
@@ -49,7 +49,7 @@ class ListPlan:
         start: Position where the list begins.
         retired: Samples that came before in the epoch, shape ``[n]``; None if there are none.
         reweights: Changes of a mixture's weights that the list was made with.
-        notice: A warning at the first steps, for one rank.
+        warning_once: A warning at the first steps, for one rank.
     """
 
     batch_list: BatchList
@@ -64,7 +64,7 @@ class ListPlan:
     start: int = 0
     retired: NDArray[np.bool_] | None = None
     reweights: Sequence[Any] = ()
-    notice: str = ""
+    warning_once: str = ""
 
     @property
     def end(self) -> int:
@@ -78,13 +78,13 @@ class ListPlan:
         """Yield the steps from a place on."""
         balance = None if keep_order or self.keeps_order else partial(balance_evenly, self.sized)
         batches = self.batch_list.batches(self._inside(place.position))
-        dealt, notice = distribute_steps(batches, world, self.tail, balance), self.notice
+        dealt, warning_once = distribute_steps(batches, world, self.tail, balance), self.warning_once
         if not self.chosen:
-            dealt, alike = with_notice_of_waves(
+            dealt, correlated = with_warning_of_correlation(
                 dealt, self.sized.sizes.__getitem__, self.balanced_ranks, world, ACCEPTED
             )
-            notice = "\n".join(filter(None, (notice, alike)))
-        yield from as_steps(self, dealt, place.position, world, self.tail, notice=notice)
+            warning_once = "\n".join(filter(None, (warning_once, correlated)))
+        yield from as_steps(self, dealt, place.position, world, self.tail, warning_once=warning_once)
 
     def n_steps(self, place: Place, world: int, most: int = NO_LIMIT) -> int:
         """Return the number of steps from a place on."""
@@ -124,7 +124,7 @@ class ListPlan:
 
     optimizer_steps = None  # a step is one batch on each rank
 
-    def refuse_rest(self) -> None:
+    def refuse_change_within_epoch(self) -> None:
         """Any part of the list may be planned anew."""
 
     def refuse_empty(self, world: int) -> None:
@@ -163,7 +163,7 @@ class ListPlan:
         return self.start + self.batch_list.position_of_draw(draw)
 
 
-def with_notice_of_waves(
+def with_warning_of_correlation(
     dealt: Iterator[Dealt],
     sizes_of: Callable[[NDArray[Any]], NDArray[Any]],
     balanced_ranks: int,
@@ -176,12 +176,14 @@ def with_notice_of_waves(
     some = list(islice(dealt, 1))
     sizes = columns_of(sizes_of(some[0].indices))[:, 0] if some else np.zeros(0)
     steps = some[0].offsets[::world] if some else np.zeros(1, np.int64)
-    notice = notice_of_waves(autocorrelation(sizes[: steps[-1]], steps), len(steps) - 1, balanced_ranks, world, where)
-    return chain(some, dealt), notice
+    warning_once = correlation_warning(
+        autocorrelation(sizes[: steps[-1]], steps), len(steps) - 1, balanced_ranks, world, where
+    )
+    return chain(some, dealt), warning_once
 
 
-def notice_of_waves(correlation: float, n_steps: int, balanced_ranks: int, world: int, where: str) -> str:
-    """Return a warning of steps that are alike because a run began with more ranks than it has; else an empty one.
+def correlation_warning(correlation: float, n_steps: int, balanced_ranks: int, world: int, where: str) -> str:
+    """Return a warning of steps that are correlated because a run began with more ranks than it has; else an empty one.
 
     ``where`` says in which case the number of ranks may change.
     """
@@ -211,19 +213,19 @@ def as_steps(
     world: int,
     tail: Tail,
     *,
-    position_behind: Callable[[int], int] | None = None,
-    notice: str = "",
+    position_after: Callable[[int], int] | None = None,
+    warning_once: str = "",
 ) -> Iterator[Steps]:
     """Yield what was distributed to the ranks from a position on, with the position after each batch.
 
-    ``position_behind`` returns it from the number of samples, if positions also count others. ``notice`` is a warning
-    for one rank.
+    ``position_after`` returns it from the number of samples, if positions also count others. One rank gives
+    ``warning_once``.
     """
     for dealt, is_last in last_known(dealt_steps) if tail == "drop" else ((dealt, False) for dealt in dealt_steps):
         offsets, n_own = dealt.offsets, len(dealt.offsets) - 1 - dealt.repeated
         ends = position + offsets[np.minimum(np.arange(1, len(offsets)), n_own)]
-        if position_behind is not None:
-            ends = np.array([position_behind(end) for end in ends.tolist()], np.int64)
+        if position_after is not None:
+            ends = np.array([position_after(end) for end in ends.tolist()], np.int64)
         if is_last:
             ends[-1] = plan.end  # dropped samples count as delivered
         repeats = ""
@@ -233,11 +235,18 @@ def as_steps(
                 f"tail='split': the last batches hold too few samples for one on each of {world} ranks; "
                 f"{dealt.repeated} ranks repeat samples {again[:10]}{' ...' if len(again) > 10 else ''}"
             )
-        yield Steps(dealt.indices, offsets, ends, dealt.draws(position) if plan.ordered else None, repeats, notice)
-        position, notice = position + int(offsets[n_own]), ""
-    if notice:  # no batch is left
+        yield Steps(
+            dealt.indices,
+            offsets,
+            ends,
+            dealt.draws(position) if plan.ordered else None,
+            warning=repeats,
+            warning_once=warning_once,
+        )
+        position, warning_once = position + int(offsets[n_own]), ""
+    if warning_once:  # no batch is left
         nothing = np.zeros(0, np.int64)
-        yield Steps(nothing, np.zeros(1, np.int64), nothing, notice_once=notice)
+        yield Steps(nothing, np.zeros(1, np.int64), nothing, warning_once=warning_once)
 
 
 def refuse_empty(world: int, got: str) -> None:

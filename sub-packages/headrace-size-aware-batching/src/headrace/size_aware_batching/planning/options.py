@@ -54,7 +54,7 @@ _OF_STRATEGIES: tuple[tuple[str, Any, tuple[Strategy, ...], str], ...] = (
 )
 
 
-def only_between_epochs(name: str, value: object) -> ValueError:
+def change_within_epoch_error(name: str, value: object) -> ValueError:
     """Return the error where an argument of an epoch that has begun allows no change."""
     return ValueError(
         f"{name}={shown(value)} allows changes at the beginning of an epoch only: make them after set_epoch of the "

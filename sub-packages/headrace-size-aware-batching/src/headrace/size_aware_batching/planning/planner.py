@@ -26,8 +26,7 @@ from headrace.size_aware_batching.planning.foreign_sampler import (
     planned_order,
 )
 from headrace.size_aware_batching.planning.list_plan import ListPlan
-from headrace.size_aware_batching.planning.optimizer_steps import TokenPlan, TokenSteps
-from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOptions, only_between_epochs
+from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOptions, change_within_epoch_error
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.plan_cache import Sorted
@@ -35,15 +34,16 @@ from headrace.size_aware_batching.planning.prepared import (
     PreparedSizes,
     all_are_skipped,
     prepare,
-    skipped_notice,
+    skipped_warning,
     without,
 )
 from headrace.size_aware_batching.planning.samples import Samples
 from headrace.size_aware_batching.planning.states import accepts, checked_state
 from headrace.size_aware_batching.planning.strategies import BatchLists
+from headrace.size_aware_batching.planning.token_steps import TokenPlan, TokenSteps
 
 VERSION = 3  # of states
-KEPT = 2  # plans of a planner, as a report compares two epochs; and planners of other settings
+CACHE_SIZE = 2  # plans of a planner, as a report compares two epochs; and planners of other settings
 SizeAwarePlan: TypeAlias = ListPlan | TokenPlan
 
 
@@ -139,7 +139,9 @@ class SizeAwarePlanner:
         if key not in self._others:
             self._others[key] = self._made_at(n, options, excluded, mixed)
         made = self._others[key]
-        for old in [key for key, other in self._others.items() if other is not self and other is not made][:-KEPT]:
+        for old in [key for key, other in self._others.items() if other is not self and other is not made][
+            :-CACHE_SIZE
+        ]:
             del self._others[old]
         return made
 
@@ -183,7 +185,7 @@ class SizeAwarePlanner:
         known = self._plans.get((epoch, first, world))
         if known is None or known[0] is not order:
             known = order, self._made_plan(epoch, first, world, None if order is None else self._narrowed(order))
-            for old in list(self._plans)[: 1 - KEPT]:
+            for old in list(self._plans)[: 1 - CACHE_SIZE]:
                 del self._plans[old]
             self._plans[epoch, first, world] = known
         return known[1]
@@ -210,14 +212,14 @@ class SizeAwarePlanner:
             chosen=self.options.chooses_order,
             ordered=self.order.is_given,
             reweights=self.mixed.reweights,
-            notice=self.notice,
+            warning_once=self.warning_once,
             **rest,
         )
 
     @property
-    def notice(self) -> str:
+    def warning_once(self) -> str:
         """What to warn of at the first batch."""
-        return skipped_notice(self.skipped, self.options.max_total_size) if len(self.skipped) else ""
+        return skipped_warning(self.skipped, self.options.max_total_size) if len(self.skipped) else ""
 
     def _ramp(self, world: int) -> Ramp | None:
         """Return the curriculum in batches; None if there is none, or its steps are optimizer steps."""
@@ -292,7 +294,9 @@ class SizeAwarePlanner:
             own = ShuffledOrder(key, self.prepared.n_samples, self.prepared.kept)
         if (ramp := self.options.curriculum) is not None and first < ramp:
             own = cutter.short_first(key, Ramp(ramp, 1), first, first)
-        return TokenPlan(cutter, order or own, first, total, self.samples.pieces, self.order.is_given, self.notice)
+        return TokenPlan(
+            cutter, order or own, first, total, self.samples.pieces, self.order.is_given, self.warning_once
+        )
 
     def n_optimizer_steps(self, epoch: int, history: History) -> int:
         """Return the number of optimizer steps of an epoch; the order of a user's sampler is read for it."""
@@ -345,8 +349,8 @@ class SizeAwarePlanner:
 
         It has a separate key, so that the epoch's batches do not recur.
         """
-        self.refuse_rest()
-        before.refuse_rest()
+        self.refuse_change_within_epoch()
+        before.refuse_change_within_epoch()
         before = cast(ListPlan, before)
         if position > before.end:
             raise ValueError(
@@ -394,11 +398,11 @@ class SizeAwarePlanner:
         n_left = len(sizes) - np.count_nonzero(retired) - np.count_nonzero(~retired[np.unique(excluded)])
         return before.batch_list.sorted_without(np.concatenate([delivered, excluded]), sizes, int(n_left))
 
-    def refuse_rest(self) -> None:
+    def refuse_change_within_epoch(self) -> None:
         """Refuse a change in the middle of an epoch, if its plan depends on what came before."""
         for name in ("tokens_per_step", "curriculum"):
             if (value := self.recorded_options[name]) is not None:
-                raise only_between_epochs(name, value)
+                raise change_within_epoch_error(name, value)
 
     # States.
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.random import fold_in
-from headrace.size_aware_batching.planning.random import random_words
 from headrace.size_aware_batching.planning.repair import PATIENCE, TURNS, by_batch
+from headrace.size_aware_batching.planning.shuffles import random_words
 
 # Turns of random dealing. 4, 8, 24: of 1,000 pairs that fill a batch 7, 6, 7 come again in the next epoch, of lognormal
 # sizes with two or three samples a batch 6, 3, 4.

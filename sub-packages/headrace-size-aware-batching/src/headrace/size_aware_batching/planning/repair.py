@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._validation import UNLIMITED
-from headrace.size_aware_batching.planning.random import random_words
+from headrace.size_aware_batching.planning.shuffles import random_words
 
 # Scores of all swaps of some pairs of batches, from a slice of the pairs and what their batches may give and take.
 Score = Callable[[slice, NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]

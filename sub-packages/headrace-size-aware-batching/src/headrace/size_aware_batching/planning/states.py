@@ -1,4 +1,4 @@
-"""What is compared when a state is loaded, and how a state that differs is refused."""
+"""How a loaded state is compared and refused; what is compared are the `parts` of a planner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.record import RECORD
-from headrace.size_aware_batching._shared.states import StateMismatchError
+from headrace.size_aware_batching._shared.state_mismatch import StateMismatchError
 from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, FUNCTION

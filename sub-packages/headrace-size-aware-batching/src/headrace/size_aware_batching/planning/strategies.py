@@ -95,33 +95,33 @@ class BatchLists:
         self._fill = None if ramp is None or not options.sorts else STRATA_STRATEGIES[options.strategy].ramp_fill
 
     @property
-    def in_strata(self) -> bool:
+    def is_sorted(self) -> bool:
         """Whether the samples are sorted into strata, so that the number of batches is the same in every epoch."""
         return self.options.sorts and self.sized.n_samples > 0
 
     @cached_property
-    def sorted(self) -> SortedStrata:
+    def sorted_strata(self) -> SortedStrata:
         """The samples in strata."""
         ramp, presorted = (self.ramp, self.presorted) if self._fill is None else (None, None)
         n_windows = given_windows(self.options, self.sized.n_samples)
-        return in_strata(self.sized, self.options, self.sized.kept, n_windows, ramp=ramp, presorted=presorted)
+        return build_strata(self.sized, self.options, self.sized.kept, n_windows, ramp=ramp, presorted=presorted)
 
     def known_count(self) -> int | None:
         """Return the number of batches of every epoch, if it is known without planning or sorting."""
-        return self.sorted.n_batches if "sorted" in vars(self) and self._fill is None else None
+        return self.sorted_strata.n_batches if "sorted_strata" in vars(self) and self._fill is None else None
 
     def batches_before(self, epoch: int) -> int:
         """Return about how many batches come before an epoch."""
-        return epoch * self.sorted.n_batches if epoch else 0
+        return epoch * self.sorted_strata.n_batches if epoch else 0
 
     def of_epoch(self, key: int, balanced_ranks: int, epoch: int = 0, order: Order | None = None) -> BatchList:
         """Return the batches of an epoch; ``order`` is that of a user's sampler, None for one of our own."""
         sized, options = self.sized, self.options
         if order is None:
-            if self.in_strata:
+            if self.is_sorted:
                 passed = 0 if self.ramp is None else self.batches_before(epoch)
                 if self.ramp is None or self._fill is None or passed >= self.ramp.batches:
-                    return StrataList(self.sorted, key, balanced_ranks, passed)
+                    return StrataList(self.sorted_strata, key, balanced_ranks, passed)
                 return self._with_ramp(key, balanced_ranks, self.ramp, passed, self._fill)
             make = ShuffledOrder(key, sized.n_samples, sized.kept) if options.shuffle else None
             order = make or natural_order(sized.n_samples, sized.kept)
@@ -159,8 +159,8 @@ class BatchLists:
         def behind() -> BatchList:
             rest = left_of(sized, samples)
             n_windows = given_windows(options, len(rest))
-            listed = ramp.batches - passed
-            return StrataList(in_strata(sized, options, rest, n_windows, listed=listed), key, balanced_ranks)
+            before = ramp.batches - passed
+            return StrataList(build_strata(sized, options, rest, n_windows, batches_before=before), key, balanced_ranks)
 
         windows = WindowedList(head, starts, whole_window(sized, options, balanced_ranks), key)
         return ChainedList(windows, sized.n_samples, behind)
@@ -170,7 +170,7 @@ def whole_window(sized: PreparedSizes, options: Options, balanced_ranks: int) ->
     """Return a function that plans the samples of a window by themselves."""
 
     def plan_window(samples: NDArray[Any], key: int) -> Batches:
-        return StrataList(in_strata(sized, options, samples, n_windows=1, key=key), key, balanced_ranks).group(0)
+        return StrataList(build_strata(sized, options, samples, n_windows=1, key=key), key, balanced_ranks).group(0)
 
     return plan_window
 
@@ -185,14 +185,14 @@ def batches_of_window(columns: int) -> int:
     return BATCHES * (1, 2, 8)[min(columns, 3) - 1]
 
 
-def in_strata(
+def build_strata(
     sized: PreparedSizes,
     options: Options,
     samples: NDArray[Any] | None,
     n_windows: int | None,
     key: int | None = None,
     ramp: Ramp | None = None,
-    listed: int = 0,
+    batches_before: int = 0,
     presorted: Presorted | None = None,
 ) -> SortedStrata:
     """Plan over some samples in strata, or over all; ``key`` is that of a window that is planned only once.
@@ -232,7 +232,7 @@ def in_strata(
         work = work_of_stored(sized.work, order)
     kept = descending if sized.sizes.ndim == 1 else None
     ramp_batches = ramp.batches if ramp else 0
-    return SortedStrata(order, strata, full, short, work, ramp_batches, listed, kept)
+    return SortedStrata(order, strata, full, short, work, ramp_batches, batches_before, kept)
 
 
 def work_of_stored(work: NDArray[np.float64], samples: NDArray[Any]) -> Work:

@@ -17,9 +17,9 @@ from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.limits import CountLimits
 from headrace.size_aware_batching.planning.packing import lower_bound, martello_toth, pack, pack_evenly
-from headrace.size_aware_batching.planning.random import shuffle_groups
 from headrace.size_aware_batching.planning.redeal import rematch
 from headrace.size_aware_batching.planning.repair import by_batch, mix
+from headrace.size_aware_batching.planning.shuffles import shuffle_groups
 from headrace.size_aware_batching.planning.units import FINE
 
 # Keys that are tried in an epoch, the last of them with shorter shuffles. 1, 2, 6: of 40 epochs of 3,000 molecules and

@@ -45,16 +45,16 @@ class Steps(NamedTuple):
         offsets: Where each batch begins in ``samples`` and, last, where the last one ends.
         ends: The position after each batch.
         draws: For each sample, its number in the order of a user's sampler; None without one.
-        notice: A warning for every rank.
-        notice_once: A warning for one rank, given once in a run.
+        warning: A warning for every rank.
+        warning_once: A warning for one rank, given once in a run.
     """
 
     samples: NDArray[Any]
     offsets: NDArray[np.int64]
     ends: NDArray[np.int64]
     draws: NDArray[np.int64] | None = None
-    notice: str = ""
-    notice_once: str = ""
+    warning: str = ""
+    warning_once: str = ""
 
     def batch(self, number: int) -> NDArray[Any]:
         """Return the samples of a batch."""

@@ -62,7 +62,7 @@ class Order(Protocol):
     def refuse_resume(self) -> None:
         """Refuse to resume within an epoch whose order cannot be read again."""
 
-    def refuse_no_mixture(self) -> None:
+    def require_mixture(self) -> None:
         """Refuse a sampler without weights that a run may change."""
 
     def reweighted(self, weights: Any, draw: int, /) -> list[Any]:
@@ -110,7 +110,7 @@ class Planner(Protocol):
     def rest(self, epoch: int, before: Any, position: int, /) -> EpochPlan:
         """Return the plan of what another plan of this planner leaves of an epoch from a position on."""
 
-    def refuse_rest(self) -> None:
+    def refuse_change_within_epoch(self) -> None:
         """Refuse a change in the middle of an epoch, if its plan depends on what came before."""
 
     def check_state(self, state: Any, /) -> Mapping[str, Any]:
@@ -144,13 +144,13 @@ class NoSampler:
     def refuse_resume(self) -> None:
         """Every epoch is known."""
 
-    def refuse_no_mixture(self) -> None:
+    def require_mixture(self) -> None:
         """Refuse: there is no mixture."""
         raise TypeError("sampler must mix sources by weight for that, got NoneType: give a WeightedDistributedSampler")
 
     def reweighted(self, _weights: Any, _draw: int) -> list[Any]:
         """Refuse: there is no mixture."""
-        self.refuse_no_mixture()
+        self.require_mixture()
         return []
 
     def continuing(self, recorded: Settings) -> dict[str, Any]:
@@ -168,6 +168,13 @@ class NoSampler:
                 "state is of a run whose mixture got other weights, and sampler is None: give the "
                 "WeightedDistributedSampler of that run"
             )
+
+
+_GROWTH = (
+    "accept={{'data'}} needs a state of {boundary} of an epoch where a sampler gives the order, got "
+    "position={position}: resume with the data of the state, and append samples between two epochs"
+)
+_NO_STEP = "number must be a step of the run, got one that it does not have"
 
 
 class Iteration:
@@ -195,7 +202,7 @@ class Run:
         self._start = Place(0)  # of the next iteration, unless it is the beginning of the epoch
         self._interrupted: Iteration | None = None  # a running one whose rest was planned anew
         self._timelines: dict[int, list[EpochPlan]] = {}
-        self._notices = set[str]()  # that were given
+        self._warned = set[str]()  # that were given
         self._record.note(0, 0, planner.settings)
 
     # Where it is.
@@ -359,9 +366,9 @@ class Run:
         plan, began, world = iteration.plan, iteration.began, iteration.world
         first, stride = (0, 1) if self.all_ranks else (rank, world)
         for some in steps:
-            once = some.notice_once if rank == 0 and some.notice_once not in self._notices else ""
-            self._notices.add(once)
-            for text in filter(None, (some.notice, once)):
+            once = some.warning_once if rank == 0 and some.warning_once not in self._warned else ""
+            self._warned.add(once)
+            for text in filter(None, (some.warning, once)):
                 warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
             # With all ranks a position lies after each batch, else after each step.
             ends = some.ends if self.all_ranks else some.ends[world - 1 :: world]
@@ -420,7 +427,7 @@ class Run:
             if empty and not left:
                 break
             steps, empty = steps - left, not left
-        raise IndexError("number must be a step of the run, got one that it does not have")
+        raise IndexError(_NO_STEP)
 
     def _coming_plans(self, world: int) -> Iterator[tuple[EpochPlan, int, Place]]:
         """Yield the plans of this epoch and of those that come, without end, with the epoch and the place in it.
@@ -450,15 +457,15 @@ class Run:
             self.planner, self._timelines = self.planner.at(settings), {}
             self._note(self.epoch, self.position)
             checked = check()
-        self._commit()
+        self._apply_reweights()
         return checked
 
     def _note(self, epoch: int, position: int) -> None:
         """Record that other settings hold from a place on; refuse that where the epoch cannot change there."""
         if self._record.note(epoch, position, self._settings()) and position:
-            self.planner.refuse_rest()
+            self.planner.refuse_change_within_epoch()
 
-    def _commit(self) -> None:
+    def _apply_reweights(self) -> None:
         """Give the user's mixture the weights of the present settings."""
         self.planner.order.set_mixture(self.planner.settings)
 
@@ -495,7 +502,7 @@ class Run:
     def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
         """Change the weights of the mixture from a draw on; return that draw and the first step that it affects."""
         order, first, waits = self.planner.order, draw, False
-        order.refuse_no_mixture()
+        order.require_mixture()
         length = order.epoch_length
         if first is None:
             plan, position = self.current_plan(), self.position
@@ -603,7 +610,7 @@ class Run:
             if accepted:
                 self._note(epoch, position)
             start = self._loaded_place(state, changed, has_grown)
-        self._commit()
+        self._apply_reweights()
         self._cursor.resume(epoch, position)
         self._start = start
 
@@ -615,19 +622,14 @@ class Run:
         order.set_epoch(epoch, changed)
         if not position:
             return Place(0)
-        between = "accept={'data'} needs a state of the beginning"
-        grow = (
-            f"of an epoch where a sampler gives the order, got position={position}: resume with the data of the state, "
-            "and let them grow "
-        )
         try:
             if has_grown and order.is_given and self.planner.settings.get("mixture") is None:
-                raise ValueError(f"{between} {grow}after the set_epoch of the next epoch")
+                raise ValueError(_GROWTH.format(boundary="the beginning", position=position))
             plans = [plan for plan in self._timeline(epoch)[1:] if plan.start <= position]
             plan = plans[-1] if plans else self._first_plan(epoch, self.planner.settings)
             _refuse_position(position, plan)
             if has_grown and order.is_given and position < plan.end:
-                raise ValueError(f"{between} or the end {grow}at the end of its epoch")
+                raise ValueError(_GROWTH.format(boundary="the beginning or the end", position=position))
             return plan.loaded_place(state)
         except BaseException:
             order.set_epoch(self.epoch, changed)
@@ -667,4 +669,4 @@ def _step_of(plan: EpochPlan, place: Place, world: int, steps: int, keep_order: 
         if wanted < len(some.ends):
             return [plan.keys(some.batch(wanted + rank)) for rank in range(world)]
         wanted -= len(some.ends)
-    raise IndexError("number must be a step of the run, got one that it does not have")
+    raise IndexError(_NO_STEP)

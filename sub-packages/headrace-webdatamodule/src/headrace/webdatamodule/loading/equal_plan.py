@@ -14,7 +14,7 @@ import numpy.typing as npt
 from headrace.webdatamodule._shared.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.webdatamodule._shared.record import RECORD
 from headrace.webdatamodule._shared.run import History
-from headrace.webdatamodule._shared.states import StateMismatchError
+from headrace.webdatamodule._shared.state_mismatch import StateMismatchError
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.state_dict import DATA, check_state
 from headrace.webdatamodule.loading.user_sampler import NOT_MIXED, Mixed, NoUserSampler, UserSampler
@@ -77,7 +77,7 @@ class EqualPlan:
             spans = np.array([self._span(place, step, world) for step in range(first, stop)])
             begin, end = int(spans[0, 0]), int(spans[-1, 1])
             ends = np.repeat(spans[:, 1], world)
-            notice, positions = "", np.arange(begin, end)
+            warning, positions = "", np.arange(begin, end)
             begins, _ = equal_share(spans[:, :1], spans[:, 1:], np.arange(world), world)
             offsets = np.append(begins.ravel() - begin, end - begin)
             samples = np.asarray(self.samples(begin, end), np.int64)
@@ -87,10 +87,10 @@ class EqualPlan:
                     whole = len(positions) - few
                     again = whole + np.arange(world) % few
                     offsets = np.append(offsets[: -world - 1], np.arange(whole, whole + world + 1))
-                    notice = _repetition(samples[again[few:]].tolist(), few, world)
+                    warning = _repetition(samples[again[few:]].tolist(), few, world)
                     positions = np.append(positions[:whole], positions[again])
                     samples = np.append(samples[:whole], samples[again])
-            yield Steps(samples, offsets, ends, positions if self.ordered else None, notice)
+            yield Steps(samples, offsets, ends, positions if self.ordered else None, warning)
 
     def _span(self, place: Place, step: int, world: int) -> tuple[int, int]:
         size, drop_last = self.options.batch_size, self.options.drop_last
@@ -252,7 +252,7 @@ class EqualPlanner:
         coming = np.asarray(order[1](low, length), np.int64)
         return np.concatenate([left[:cut], coming]), np.concatenate([draws[:cut], np.arange(low, length)])
 
-    def refuse_rest(self) -> None:
+    def refuse_change_within_epoch(self) -> None:
         """Any part of an epoch may be planned anew."""
 
     # States.

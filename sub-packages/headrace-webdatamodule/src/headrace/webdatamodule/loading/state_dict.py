@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.webdatamodule._shared.states import StateMismatchError
+from headrace.webdatamodule._shared.state_mismatch import StateMismatchError
 
 # Of the states of loaders and data modules, which lie in one another in a checkpoint; raised when a key comes, goes or
 # means something else in any of them. Batch samplers have versions of their own.

@@ -185,7 +185,7 @@ class UserSampler:
             return NOT_MIXED
         return Mixed(getattr(self.sampler, "mixture", None), tuple(self.sampler.reweights))
 
-    def refuse_no_mixture(self) -> None:
+    def require_mixture(self) -> None:
         """Refuse a sampler without weights that a run may change."""
         if not (self.is_mixture and self._has_slices):
             raise TypeError(
@@ -195,7 +195,7 @@ class UserSampler:
 
     def reweighted(self, weights: Any, draw: int) -> list[Any]:
         """Return the changes of the mixture's weights, with another one from a draw on."""
-        self.refuse_no_mixture()
+        self.require_mixture()
         return list(self.sampler.reweighted(weights, draw))
 
     def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from headrace.size_aware_batching.planning.micro_batches import (
     plan_exactly,
     whole_work,
 )
-from headrace.size_aware_batching.planning.options import only_between_epochs
+from headrace.size_aware_batching.planning.options import change_within_epoch_error
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder
 from headrace.size_aware_batching.planning.packing import lower_bound
 from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
@@ -186,7 +186,7 @@ class TokenPlan:
         total: Tokens of the epoch.
         pieces: The pieces of long samples.
         ordered: Whether a user's sampler gave the order.
-        notice: A warning at the first steps, for one rank.
+        warning_once: A warning at the first steps, for one rank.
     """
 
     start = 0
@@ -200,10 +200,10 @@ class TokenPlan:
         total: Number,
         pieces: Pieces | None,
         ordered: bool,
-        notice: str,
+        warning_once: str,
     ) -> None:
         self.cutter, self.order, self.first, self.pieces, self.ordered = cutter, order, first, pieces, ordered
-        self.notice, self.starts = notice, cutter.starts(order, first, total)
+        self.warning_once, self.starts = warning_once, cutter.starts(order, first, total)
         self.end, self.n_optimizer_steps = int(self.starts[-1]), len(self.starts) - 1
         if cutter.drops and not self.n_optimizer_steps and order.n_samples:
             raise ValueError(
@@ -221,9 +221,9 @@ class TokenPlan:
         """Where the optimizer steps begin, and the tokens that each is to have."""
         return OptimizerSteps(self.starts, self.tokens_asked())
 
-    def refuse_rest(self) -> None:
+    def refuse_change_within_epoch(self) -> None:
         """Refuse to plan a part of the epoch anew: its steps depend on what came before."""
-        raise only_between_epochs("tokens_per_step", self.cutter.schedule.value)
+        raise change_within_epoch_error("tokens_per_step", self.cutter.schedule.value)
 
     def packed(self, world: int) -> PackedSteps:
         """Return the optimizer steps as they are packed for so many ranks."""
@@ -255,7 +255,7 @@ class TokenPlan:
             parts, step = [rest], step + 1
         later = (packed.group(number) for number in range(step, self.n_optimizer_steps))
         dealt = distribute_packed(chain(parts, later), world)
-        yield from as_steps(self, dealt, place.position, world, "split", notice=self.notice)
+        yield from as_steps(self, dealt, place.position, world, "split", warning_once=self.warning_once)
 
     def n_steps(self, place: Place, world: int, most: int = NO_LIMIT) -> int:
         """Return the number of micro-batches on each rank from a place on."""
