@@ -277,7 +277,7 @@ def test_a_run_goes_on_with_the_saved_model_where_less_memory_is_free(tmp_path: 
     next(steps)
     state, rest = sampler.state_dict(), [list(step) for step in steps]
     later = Shared(4_000_000, held=300_000 + 2**17)
-    with pytest.raises(ValueError, match=r"another function.*the run that saved it \(max_total_size=3515000.0\)"):
+    with pytest.raises(ValueError, match=r"another function.*the run that saved it \(max_total_size=3515000\)"):
         sampler_of(measured_on(later)).load_state_dict(state)
     again = sampler_of(BatchMemoryModel.load(path, later))
     again.load_state_dict(state)

@@ -67,7 +67,7 @@ def test_inside_an_epoch_the_error_names_the_cure(kind: str) -> None:
     with pytest.raises(ValueError, match="accept=") as refused:
         after.load_state_dict(before.state_dict(), accept={"data"})
     assert "accept={'data'} needs a state of the beginning or the end of an epoch" in str(refused.value)
-    assert "let them grow at the end of its epoch" in str(refused.value)
+    assert "append samples between two epochs" in str(refused.value)
     assert len(epoch_of([after], 0)) > 10, "what was refused changed nothing"
 
 
