@@ -60,7 +60,7 @@ from headrace.webdatamodule.shards.remote.lookahead import ADJACENT, WASTE, Look
 from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache, share_of_room
 from headrace.webdatamodule.shards.stores.checked import CheckedStore
 from headrace.webdatamodule.shards.stores.fsspec import MAX_CONNECTIONS, FsspecStore
-from headrace.webdatamodule.shards.stores.obstore import ObjectStore, make_store
+from headrace.webdatamodule.shards.stores.obstore import ObstoreFirst, ObstoreStore, make_store
 from headrace.webdatamodule.shards.stores.retries import RetryPolicy
 from headrace.webdatamodule.shards.stores.store import KnownParts, Span, Store, StoreError, TrafficCounter
 from headrace.webdatamodule.shards.urls import Secrets, file_name, is_web, redacted
@@ -144,8 +144,9 @@ class Remote:
                 if getattr(self, name):
                     raise ValueError(f"{name} must be left out for a Store, which has its own options")
         else:
-            object.__setattr__(self, "url", _checked_urls(self.url))
-            self._check_places()
+            urls = _checked_urls(self.url)
+            object.__setattr__(self, "url", urls)
+            self._check_places(urls)
 
     def _check_numbers(self) -> None:
         checked_int("max_gap", self.max_gap, 0, cure="0 merges only ranges that touch")
@@ -161,7 +162,7 @@ class Remote:
         if self.cache_dir is not None:
             Cache(os.fspath(self.cache_dir), self.cache_bytes)
 
-    def _check_places(self) -> None:
+    def _check_places(self, urls: Sequence[str]) -> None:
         names = self.names
         if self.index_dir is not None:
             self.indexes  # noqa: B018 - a wrong place is an error here
@@ -174,7 +175,7 @@ class Remote:
         if self.obstore is not None:
             if not self.lookahead:
                 raise ValueError("obstore must be None with lookahead=0, it is for look-ahead: leave one of them out")
-            self.store  # noqa: B018 - made here, so that wrong options are an error here
+            make_store(urls[0], self.obstore)  # so that wrong options are an error here
 
     def __repr__(self) -> str:
         shown = {"url": self.names, **{one.name: getattr(self, one.name) for one in fields(self) if one.repr}}
@@ -200,11 +201,11 @@ class Remote:
         return (self.url.url,) if isinstance(self.url, Store) else tuple(Secrets(url).name for url in self.url)
 
     @cached_property
-    def store(self) -> Any:
+    def store(self) -> ObstoreStore | None:
         """Obstore's store for look-ahead; None without."""
         if self.obstore is None or isinstance(self.url, Store):
             return None
-        return make_store(self.url[0], self.obstore)
+        return ObstoreStore(self.url[0], self.obstore, self.timeout, self.max_connections)
 
     @cached_property
     def cache(self) -> Cache | None:
@@ -367,11 +368,8 @@ class RemoteSet(ShardSet):
         if kept_whole or not self.remote.lookahead:
             return None
 
-        files, store = self.remote.files, self.remote.store
-        ranges_of = files.ranges_of
-        if store is not None:
-            timeout, connections = self.remote.timeout, self.remote.max_connections
-            ranges_of = ObjectStore(store, ranges_of, timeout, files.traffic, connections).ranges_of
+        remote = self.remote
+        ranges_of = ObstoreFirst(remote.store, remote.files).ranges_of
 
         def fetch(ranges: Wanted) -> dict[int, KnownParts]:
             wanted = [(shard, span) for shard, spans in ranges.items() for span in spans]

@@ -7,87 +7,118 @@ the workers of a loader.
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from headrace.webdatamodule.shards.stores.checked import CheckedStore
 from headrace.webdatamodule.shards.stores.fsspec import slow_warning
 from headrace.webdatamodule.shards.stores.retries import OBSTORE_RETRY
-from headrace.webdatamodule.shards.stores.store import Span, TrafficCounter, WrongBytesError
-from headrace.webdatamodule.shards.urls import Secrets, redacted
+from headrace.webdatamodule.shards.stores.store import Span, Store, UnboundedBodyError, WrongBytesError
+from headrace.webdatamodule.shards.urls import Secrets, is_web, redacted
 
 _TOGETHER = 8  # ranges of a file in one call; obstore asks for ten at a time
 _TRIES = 3  # batches that fail one after another before a worker gives up on obstore
 _REASON = 300
 _FIRST = 20.0  # seconds for the first batch, which in a wrongly forked process never comes
-Ranges: TypeAlias = Sequence[tuple[str, Span]]  # of files
+_KEPT = (FileNotFoundError, PermissionError, TimeoutError, UnboundedBodyError, WrongBytesError)  # kinds of errors
+_Got = TypeVar("_Got")
 
 
-class ObjectStore:
-    """Fetches ranges through obstore, or with `otherwise` where that fails.
+class ObstoreStore(Store):
+    """Files of a place that obstore knows; for processes that are not forked afterwards.
 
     Args:
-        store: As `make_store` makes it.
-        otherwise: Fetches ranges without obstore.
-        timeout: Seconds for one batch.
-        traffic: Counts requests, and the bytes that come.
+        url: URL of a folder or a file, with what is secret in it.
+        options: Options of obstore's store.
+        timeout: Seconds for what is asked for at once.
         max_connections: Ranges that are asked for at the same time, each of which takes a connection.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        otherwise: Callable[[Ranges], list[bytes]],
-        timeout: float,
-        traffic: TrafficCounter,
-        max_connections: int,
-    ) -> None:
-        self._store, self._otherwise, self._timeout, self._traffic = store, otherwise, timeout, traffic
-        self._came, self._failed = False, 0  # whether a batch ever came; failed ones, one after another
-        self._turn, self._room = asyncio.Lock(), asyncio.Semaphore(max_connections)
-        self._together = min(_TOGETHER, max_connections)
+    retries = True
 
-    def ranges_of(self, wanted: Ranges) -> list[bytes]:
-        """Some ranges of some files, asked for at the same time."""
-        if self._failed < _TRIES:
-            try:
-                got = self._fetch(wanted)
-            except Exception as error:
-                never = isinstance(error, TimeoutError) and not self._came
-                self._failed += _TRIES if never else 1
-                if self._failed >= _TRIES:
-                    _warn(error, never=never)
-            else:
-                self._came, self._failed = True, 0
-                return got
-        return self._otherwise(wanted)
+    def __init__(self, url: str, options: Mapping[str, Any], timeout: float, max_connections: int) -> None:
+        self.url = Secrets(url).name.rstrip("/")
+        self._address, self._options, self._timeout = url, dict(options), timeout
+        self._max_connections, self._together = max_connections, min(_TOGETHER, max_connections)
+        self._begin()
 
-    def _fetch(self, wanted: Ranges) -> list[bytes]:
+    def _begin(self) -> None:
+        self._process, self._made = -1, None
+        self.has_answered = False
+        self._turn, self._room = asyncio.Lock(), asyncio.Semaphore(self._max_connections)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_made", "_turn", "_room")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def read(self, name: str, limit: int) -> bytes:
+        """See `Store`."""
+
+        async def ask() -> bytes:
+            answer = await import_module("obstore").get_async(self._made, self._path(name))
+            if (size := answer.meta["size"]) > limit:
+                raise UnboundedBodyError(f"the file has {size} bytes, more than {limit}")
+            return bytes(await answer.bytes_async())
+
+        return self._run(ask)
+
+    def size(self, name: str) -> int:
+        """See `Store`."""
+
+        async def ask() -> int:
+            size: int = (await import_module("obstore").head_async(self._made, self._path(name)))["size"]
+            return size
+
+        return self._run(ask)
+
+    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """See `Store`."""
+
+        async def ask() -> list[bytes]:
+            places: dict[str, list[int]] = {}
+            for place, (name, _, _) in enumerate(wanted):
+                places.setdefault(name, []).append(place)
+            most = self._together
+            calls = [(name, own[at : at + most]) for name, own in places.items() for at in range(0, len(own), most)]
+            with slow_warning([f"{self.url}/{name}" for name in places], self._timeout):
+                answers = await asyncio.gather(
+                    *(self._call(name, [wanted[at][1:] for at in places]) for name, places in calls)
+                )
+            got = [b""] * len(wanted)
+            for (_, own), parts in zip(calls, answers, strict=True):
+                for place, part in zip(own, parts, strict=True):
+                    got[place] = part
+            return got
+
+        return self._run(ask)
+
+    def _run(self, ask: Callable[[], Coroutine[Any, Any, _Got]]) -> _Got:
         asyn = import_module("fsspec.asyn")  # whose thread begins anew in a process that is forked
-        self._traffic.add(requests=len(wanted))
-        got: list[bytes] = asyn.sync(asyn.get_loop(), self._ask, wanted)
-        self._traffic.add(fetched=sum(map(len, got)))
-        return got
+        if self._process != os.getpid():
+            self._begin()
+            self._made, self._process = make_store(self._address, self._options), os.getpid()
+        seconds = self._timeout if self.has_answered else min(self._timeout, _FIRST)
 
-    async def _ask(self, wanted: Ranges) -> list[bytes]:
-        places: dict[str, list[int]] = {}
-        for place, (url, _) in enumerate(wanted):
-            places.setdefault(url, []).append(place)
-        most = self._together
-        calls = [(url, own[at : at + most]) for url, own in places.items() for at in range(0, len(own), most)]
-        seconds = self._timeout if self._came else min(self._timeout, _FIRST)
-        with slow_warning([url for url, _ in wanted], self._timeout):
+        async def within() -> _Got:
             async with asyncio.timeout(seconds):
-                answers = await asyncio.gather(*(self._call(url, [wanted[at][1] for at in own]) for url, own in calls))
-        got = [b""] * len(wanted)
-        for (_, own), parts in zip(calls, answers, strict=True):
-            for place, part in zip(own, parts, strict=True):
-                got[place] = part
+                return await ask()
+
+        try:
+            got: _Got = asyn.sync(asyn.get_loop(), within)
+        except Exception as error:  # its text may show the options, passwords included
+            kind = next((kind for kind in _KEPT if isinstance(error, kind)), OSError)
+            raise kind(_reason(error)) from None
+        self.has_answered = True
         return got
 
-    async def _call(self, url: str, spans: Sequence[Span]) -> list[bytes]:
+    async def _call(self, name: str, spans: Sequence[Span]) -> list[bytes]:
         get = import_module("obstore").get_ranges_async
         begins, ends = (list(bounds) for bounds in zip(*spans, strict=True))
         async with self._turn:  # one after another: two that each wait for the other's room would wait for ever
@@ -95,8 +126,7 @@ class ObjectStore:
                 await self._room.acquire()
         try:
             # Ranges that lie apart are not merged: look-ahead has merged what it wants.
-            path = unquote(urlsplit(url).path).lstrip("/")
-            parts = await get(self._store, path, starts=begins, ends=ends, coalesce=0)
+            parts = await get(self._made, self._path(name), starts=begins, ends=ends, coalesce=0)
         finally:
             for _ in spans:
                 self._room.release()
@@ -104,6 +134,44 @@ class ObjectStore:
             if len(part) != end - begin:
                 raise WrongBytesError(f"{len(part)} bytes came, not {end - begin}")
         return [bytes(part) for part in parts]
+
+    def _path(self, name: str) -> str:
+        url = name if "://" in name else f"{self.url}/{name}"
+        if is_web(url):
+            return unquote(urlsplit(url).path).lstrip("/")
+        return url.partition("://")[2].partition("/")[2]  # "#", "?" and "%20" are parts of a key
+
+
+class ObstoreFirst:
+    """Reads ranges through obstore, or as otherwise where that fails, for good after three batches in a row.
+
+    Args:
+        store: The store; None: never through obstore.
+        otherwise: Reads the ranges that obstore did not, and counts the traffic of both.
+    """
+
+    def __init__(self, store: ObstoreStore | None, otherwise: CheckedStore) -> None:
+        self._store = store
+        self._otherwise, self._failed = otherwise, 0
+
+    def ranges_of(self, wanted: Sequence[tuple[str, Span]]) -> list[bytes]:
+        """Some ranges of some files, asked for at the same time."""
+        store, traffic = self._store, self._otherwise.traffic
+        if store is not None:
+            traffic.add(requests=len(wanted))
+            try:
+                got = store.ranges([(url, begin, end) for url, (begin, end) in wanted])
+            except Exception as error:
+                never = isinstance(error, TimeoutError) and not store.has_answered
+                self._failed += _TRIES if never else 1
+                if self._failed >= _TRIES:
+                    self._store = None
+                    _warn(error, never=never)
+            else:
+                self._failed = 0
+                traffic.add(fetched=sum(map(len, got)))
+                return got
+        return self._otherwise.ranges_of(wanted)
 
 
 def make_store(url: str, options: Mapping[str, Any]) -> Any:
@@ -141,9 +209,9 @@ def _warn(error: Exception, *, never: bool) -> None:
     if never:
         cure += '; if this process used obstore before the workers were forked, give multiprocessing_context="spawn"'
     message = "obstore failed, so this worker fetches its batches through fsspec, more slowly"
-    warnings.warn(f"{message} ({_reason(error)}): {cure}", stacklevel=2)
+    warnings.warn(f"{message} ({error}): {cure}", stacklevel=2)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """An error in one line; in those below it obstore shows what it was given, passwords included."""
     return redacted(f"{type(error).__name__}: {str(error).partition(chr(10))[0][:_REASON]}")
