@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, PaddedCollate, SplitDataset
-from headrace.webdatamodule import MapDataModule, ResumableLoader
+from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, ResumableLoader
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
 LENGTHS = [1 + 37 * number % 90 for number in range(300)]
@@ -84,3 +84,31 @@ def test_sources_mixed_by_tokens_have_their_token_shares_in_the_figures() -> Non
     assert report.tokens is not None
     assert report.tokens["short"] / sum(report.tokens.values()) == pytest.approx(figures["data/token_share/short"])
     assert "of the tokens" in str(report)
+
+
+@pytest.mark.parametrize("per", ["sample", "token"])
+@pytest.mark.parametrize("by_size", [False, True])
+def test_the_share_that_was_asked_for_stands_beside_the_delivered_one(per: Any, by_size: bool) -> None:
+    data = NamedConcatDataset({"web": TEXTS[:200], "books": TEXTS[200:]})
+    options: dict[str, Any] = {"per": "token", "sizes": LENGTHS} if per == "token" else {}
+    options |= {"weights": {"web": 3, "books": 1}, "schedule": [(400, {"web": 1, "books": 1})]}
+    mixture = WeightedDistributedSampler(
+        data, epoch_length=800, num_replicas=1, rank=0, semantics="proportion", **options
+    )
+    batches: Any
+    if by_size:
+        batches = DistributedSizeAwareBatchSampler(LENGTHS, sampler=mixture, num_replicas=1, rank=0, **PADDED)
+    else:
+        batches = DistributedBatchSampler(len(data), 8, sampler=mixture, num_replicas=1, rank=0)
+    loader = ResumableLoader(data, batches, sizes=LENGTHS, collate_fn=PaddedCollate())
+    figures = read(loader)
+    report = loader.report()
+    assert report.asked is not None
+    of, asked = report.asked
+    assert of == per
+    assert asked["web"] == pytest.approx(0.625, abs=0.01)
+    name, delivered = ("asked_share", "share") if per == "sample" else ("asked_token_share", "token_share")
+    for source in ("web", "books"):
+        assert figures[f"data/{name}/{source}"] == asked[source]
+        assert figures[f"data/{delivered}/{source}"] == pytest.approx(asked[source], abs=0.01)
+        assert f"{asked[source]:.1%} asked for" in str(report)

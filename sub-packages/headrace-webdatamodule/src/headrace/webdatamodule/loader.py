@@ -658,7 +658,8 @@ class ResumableLoader(EpochLoader):
             length, counted = None if latest is None else latest.length, self._counted_before
             resumed = Resumed(*self._resumed_at, self.epoch, self.steps, length, counted)
         packed = isinstance(cost, str) and cost == "sum"
-        return self._stats.report(getattr(batches, "skipped_indices", ()), packed=packed, resumed=resumed)
+        over_budget, asked = getattr(batches, "skipped_indices", ()), foreign.asked_shares(batches)
+        return self._stats.report(over_budget, packed=packed, resumed=resumed, asked=asked)
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the batches that this loader has delivered since the last call, for a logger.
@@ -667,16 +668,18 @@ class ResumableLoader(EpochLoader):
             "data/samples_per_second". With sizes (of the loader or the batch sampler): "data/tokens_per_second" (from
             the sum of the sizes), "data/padding" (share of padded batches that is padding) and, if the batch sampler
             has a budget, "data/fill" (share of the budget that is used). With several sources: "data/share/NAME" (share
-            of the samples) and, with sizes, "data/token_share/NAME" (share of the tokens). "data/wait_seconds" and
-            "data/wait_share": the time that the loop waited for data, and its share of the total. All figures are those
-            of this rank. Empty if there was no batch.
+            of the samples) and, with sizes, "data/token_share/NAME" (share of the tokens); of a mixture also
+            "data/asked_share/NAME" or, where its shares refer to tokens, "data/asked_token_share/NAME".
+            "data/wait_seconds" and "data/wait_share": the time that the loop waited for data, and its share of the
+            total. All figures are those of this rank. Empty if there was no batch.
 
         >>> loader = ResumableLoader(list("abcdef"), [[0, 1], [2, 3], [4, 5]])
         >>> batches = list(loader)
         >>> sorted(loader.metrics())
         ['data/samples_per_second', 'data/wait_seconds', 'data/wait_share']
         """
-        return self._stats.metrics(*foreign.budget_of(self._batch_sampler))
+        asked = partial(foreign.asked_shares, self._batch_sampler)
+        return self._stats.metrics(*foreign.budget_of(self._batch_sampler), asked)
 
     def close(self) -> None:
         """End the workers and close the files of `IndexedShards`; both are restored when needed."""

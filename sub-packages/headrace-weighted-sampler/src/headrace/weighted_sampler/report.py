@@ -261,6 +261,17 @@ def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int
     return counts
 
 
+def asked_of_epoch(spec: MixtureSpec, origin: int, epoch: int) -> dict[str, float]:
+    """Return the requested share of each source in an epoch: of its tokens if weights refer to these, else samples."""
+    begin = epoch * spec.epoch_length - origin
+    asked = asked_shares(spec.stages, spec.requested, begin, begin + spec.epoch_length)
+    by_tokens = _asked_token_shares(spec, asked)
+    return {
+        part.name: float(share) if tokens is None else tokens
+        for part, share, tokens in zip(spec.sources.parts, asked, by_tokens, strict=True)
+    }
+
+
 def _asked_token_shares(spec: MixtureSpec, asked: Sequence[Fraction]) -> list[float] | list[None]:
     """Shares of tokens, from shares of draws and mean sizes; Nones if shares refer to samples."""
     if spec.means is None:

@@ -37,7 +37,7 @@ from headrace.weighted_sampler._states import (
     prefix_identity,
 )
 from headrace.weighted_sampler.plotting import plot_run
-from headrace.weighted_sampler.report import MixtureReport, mixture_report
+from headrace.weighted_sampler.report import MixtureReport, asked_of_epoch, mixture_report
 from headrace.weighted_sampler.schedule import Schedule
 from headrace.weighted_sampler.weights import Weight, WeightedSources, Weights, is_by_range, plain_array
 
@@ -701,6 +701,18 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self.mixture = now.mixture
             if latest is not None:
                 latest.left_at = latest.position()
+
+    def asked_shares(self) -> tuple[str, dict[str, float]]:
+        """Return what shares refer to, ``"sample"`` or ``"token"``, and each source's requested share of this epoch.
+
+        A loader shows them beside the shares that it delivered.
+
+        >>> WeightedDistributedSampler(range(6), {(0, 2): 3, (2, 6): 1}, num_replicas=1, rank=0).asked_shares()
+        ('sample', {'0-2': 0.6, '2-6': 0.4})
+        """
+        origin = self._order.mixture.origin(self.epoch)
+        per = "sample" if self._spec.means is None else "token"
+        return per, asked_of_epoch(self._spec, origin, self.epoch)
 
     def report(self) -> MixtureReport:
         """Count the requested and delivered samples of the current epoch, by source; iterations are not affected.

@@ -123,6 +123,11 @@ class RunSampler(Sampler[list[Any]]):
             return by_rank
         return by_rank[checked_int(f"rank of step {number}", rank, high=len(by_rank) - 1)]
 
+    def asked_shares(self) -> tuple[str, dict[str, float]] | None:
+        """Return the requested shares of the mixture that is the ``sampler``, as its ``asked_shares``; else None."""
+        shares: tuple[str, dict[str, float]] | None = self._run.planner.order.asked_shares()
+        return shares
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is discarded."""
         self._run.set_epoch(checked_int("epoch", epoch))

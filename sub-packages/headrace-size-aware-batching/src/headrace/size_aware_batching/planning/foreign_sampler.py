@@ -228,6 +228,11 @@ class SamplerOrder:
         reads = hasattr(own, "take") and callable(getattr(own, "set_epoch", None))
         return reads and hasattr(own, "reweights") and callable(getattr(own, "reweighted", None))
 
+    def asked_shares(self) -> Any:
+        """Return what a mixture's shares refer to, and the requested share of each source; None without one."""
+        asked = getattr(self.sampler, "asked_shares", None)
+        return asked() if callable(asked) else None
+
     def require_mixture(self) -> None:
         """Refuse a sampler without weights that a run may change."""
         if not self.is_mixture:

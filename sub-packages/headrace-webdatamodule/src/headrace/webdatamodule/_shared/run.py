@@ -74,6 +74,9 @@ class Order(Protocol):
     def grown(self, recorded: Settings, epoch: int, /) -> dict[str, Any]:
         """Return the settings of the mixture as it continues one whose data have grown at the beginning of an epoch."""
 
+    def asked_shares(self) -> Any:
+        """Return what a mixture's shares refer to, and the requested share of each source; None without one."""
+
     def set_mixture(self, settings: Settings, /) -> None:
         """Let the mixture be as settings have it."""
 
@@ -160,6 +163,9 @@ class NoSampler:
     def grown(self, _recorded: Settings, _epoch: int) -> dict[str, Any]:
         """There is no mixture."""
         return {}
+
+    def asked_shares(self) -> None:
+        """There is no mixture."""
 
     def set_mixture(self, settings: Settings) -> None:
         """Refuse changes of weights: there is no mixture."""

@@ -60,6 +60,12 @@ def budget_of(batch_sampler: Any) -> tuple[Any, float | None]:
     return cost, float(budget) if isinstance(budget, int | float) else None
 
 
+def asked_shares(batch_sampler: Any) -> Any:
+    """What the shares of its mixture refer to, and the requested share of each source; None where it has none."""
+    asked = getattr(batch_sampler, "asked_shares", None)
+    return asked() if callable(asked) else None
+
+
 def check_batch_sampler(batch_sampler: Any, dataset: Any) -> Any:
     """Refuse what is no batch sampler, or one that says it was made for another number of samples."""
     if not (hasattr(batch_sampler, "__len__") and hasattr(batch_sampler, "__iter__")):

@@ -86,6 +86,8 @@ class LoaderReport:
             were read; None without one, and for several sources. On a single node no cache of this size gives more of
             a later epoch.
         tokens: {source: sum of the sizes}; None without sizes.
+        asked: What the mixture's shares refer to, "sample" or "token", and {source: requested share of the present
+            epoch}; None without a mixture of these sources.
         resumed: Where the loader resumed, and how much of the present epoch is delivered since its beginning; None if
             it did not resume. All other figures count this loader's own batches.
     """
@@ -103,6 +105,7 @@ class LoaderReport:
     resumed: Resumed | None = None
     tokens: dict[str, float] | None = None
     cache_room: float | None = None
+    asked: tuple[str, dict[str, float]] | None = None
 
     def __str__(self) -> str:
         title, sources, notes = self._parts()
@@ -144,10 +147,14 @@ class LoaderReport:
 
     def _shares(self, name: str) -> str:
         """Of a source in the samples and, where there are others, in the tokens."""
+        per, asked = self.asked or ("", {})
+        asked_for = f", {asked[name]:.1%} asked for" if name in asked else ""
         share = f"{self.samples[name] / max(sum(self.samples.values()), 1):.1%}"
+        share += asked_for if per == "sample" else ""
         if self.tokens is None or len(self.samples) == 1:
             return share
-        return f"{share}, {self.tokens[name] / (sum(self.tokens.values()) or 1.0):.1%} of the tokens"
+        share += f"; {self.tokens[name] / (sum(self.tokens.values()) or 1.0):.1%} of the tokens"
+        return share + (asked_for if per == "token" else "")
 
 
 def _samples(count: int) -> str:
@@ -270,7 +277,9 @@ class DeliveryStats:
     def _totals(self, moment: float) -> _Totals:
         return _Totals(self._batches, self._counts.copy(), self._tokens.copy(), self._padded, self._waited, moment)
 
-    def metrics(self, cost: object = None, budget: float | None = None) -> dict[str, float]:
+    def metrics(
+        self, cost: object = None, budget: float | None = None, asked: Callable[[], Any] = lambda: None
+    ) -> dict[str, float]:
         """Figures of the batches since the last figures; none without any. `budget` is of batches of that `cost`."""
         self._count()
         before = self._told
@@ -295,10 +304,25 @@ class DeliveryStats:
                 shares = tokens / (used or 1.0)
                 names = (f"data/token_share/{name}" for name in self._names)
                 found |= dict(zip(names, shares.tolist(), strict=True))
+            if (requested := self._asked(asked())) is not None:
+                per, of_source = requested
+                kind = "asked_share" if per == "sample" else "asked_token_share"
+                found |= {f"data/{kind}/{name}": share for name, share in of_source.items()}
         return {**found, "data/wait_seconds": waited, "data/wait_share": min(1.0, waited / seconds)}
 
+    def _asked(self, asked: Any) -> tuple[str, dict[str, float]] | None:
+        """The requested shares of the sources that the dataset names; None where a mixture has others."""
+        if asked is None or not {*self._names} <= {*asked[1]}:
+            return None
+        return asked[0], {name: asked[1][name] for name in self._names}
+
     def report(
-        self, over_budget: Sequence[int] = (), *, packed: bool = False, resumed: Resumed | None = None
+        self,
+        over_budget: Sequence[int] = (),
+        *,
+        packed: bool = False,
+        resumed: Resumed | None = None,
+        asked: Any = None,
     ) -> LoaderReport:
         """All batches up to now, and what the batch sampler leaves out; `packed` ones have no padding to report."""
         self._count()
@@ -308,7 +332,8 @@ class DeliveryStats:
         rank = self.rank if self.rank[0] > 1 else None
         over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
         counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
-        return LoaderReport(*counts, len(over_budget), over, self._remote, resumed, tokens, self._cache_room())
+        room, shares = self._cache_room(), self._asked(asked)
+        return LoaderReport(*counts, len(over_budget), over, self._remote, resumed, tokens, room, shares)
 
     def _cache_room(self) -> float | None:
         """The share of the data that a cache has room for."""

@@ -185,6 +185,11 @@ class UserSampler:
             return NOT_MIXED
         return Mixed(getattr(self.sampler, "mixture", None), tuple(self.sampler.reweights))
 
+    def asked_shares(self) -> Any:
+        """Return what a mixture's shares refer to, and the requested share of each source; None without one."""
+        asked = getattr(self.sampler, "asked_shares", None)
+        return asked() if callable(asked) else None
+
     def require_mixture(self) -> None:
         """Refuse a sampler without weights that a run may change."""
         if not (self.is_mixture and self._has_slices):
