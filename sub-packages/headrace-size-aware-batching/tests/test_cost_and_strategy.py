@@ -10,6 +10,7 @@ import pytest
 from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching._shared.state_mismatch import StateMismatchError
 
 SIZES = np.clip(np.random.default_rng(3).lognormal(3.5, 0.8, 700), 2, 300).astype(int)
 BUDGET = 600
@@ -95,3 +96,26 @@ def test_a_state_of_another_cost_names_both_and_is_accepted_by_both() -> None:
     of_rank_1 = [index for step in range(5) for index in run.step(step, rank=1)]
     delivered = [index for batches in (begun, rest, list(other)) for batch in batches for index in batch]
     assert sorted([*delivered, *of_rank_1]) == list(range(len(SIZES)))
+
+
+def product(count: int, largest: int) -> float:
+    return count * largest
+
+
+@pytest.mark.parametrize("accept", [set(), {"strategy"}, {"cost"}])
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, {"cost": product}), ({}, {"cost": "padded"}), ({"cost": "padded"}, {})]
+)
+def test_a_state_of_another_cost_offers_both_to_be_accepted(
+    before: dict[str, Any], after: dict[str, Any], accept: set[str]
+) -> None:
+    saved, resumed = (
+        DistributedSizeAwareBatchSampler([4, 1, 3, 2] * 20, 12, num_replicas=1, rank=0, **options)
+        for options in (before, after)
+    )
+    next(iter(saved))
+    with pytest.raises(StateMismatchError, match=r"accept=\['cost', 'strategy'\]") as refused:
+        resumed.load_state_dict(saved.state_dict(), accept=accept)
+    assert refused.value.acceptable | accept == {"cost", "strategy"}
+    resumed.load_state_dict(saved.state_dict(), accept={"cost", "strategy"})
+    assert sorted(index for batch in resumed for index in batch) != []

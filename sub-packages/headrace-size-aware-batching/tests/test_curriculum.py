@@ -433,3 +433,8 @@ def test_what_has_no_order_of_lengths_is_refused(options: dict[str, Any], messag
 @pytest.mark.parametrize("strategy", ["stratified", "packed", "bucketed"])
 def test_no_samples_have_no_ramp(strategy: str) -> None:
     assert list(made([], 10, 5, strategy=strategy, cost="sum")) == []
+
+
+def test_more_steps_than_any_run_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="curriculum must be an int from 1 to 2147483648, got"):
+        DistributedSizeAwareBatchSampler([4, 1, 3, 2], 5, curriculum=2**62)

@@ -242,3 +242,12 @@ def test_a_seeded_order_is_resumed_by_counting_batches() -> None:
     assert again == first.state_dict()
     rest = [batch.tolist() for batch in second]
     assert sorted(number for batch in begun + rest for number in batch) == data
+
+
+@pytest.mark.parametrize("run", [5, 1.5, None, "x"])
+def test_a_run_that_is_no_list_is_refused(run: Any) -> None:
+    loader = ResumableLoader(list(range(40)), DistributedBatchSampler(40, 4), collate_fn=list)
+    next(iter(loader))
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match=r"run.* must be"):
+        loader.load_state_dict({**state, "batch_sampler": {**state["batch_sampler"], "run": run}})

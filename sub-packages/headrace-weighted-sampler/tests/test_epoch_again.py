@@ -53,6 +53,16 @@ def test_a_part_of_an_epoch_is_no_epoch() -> None:
             assert list(batches.sampler)
 
 
+def test_an_iteration_of_a_stream_that_is_over_when_another_epoch_is_chosen_warns_of_nothing() -> None:
+    stream = InterleavedDataset(
+        {"a": [1, 2, 3], "b": [4, 5]}, {"a": 1, "b": 1}, stopping="drop_exhausted", num_replicas=1, rank=0
+    )
+    items = iter(stream)
+    assert len([next(items) for _ in range(5)]) == 5
+    stream.set_epoch(1)
+    assert list(items) == []
+
+
 @pytest.mark.parametrize("loads", [False, True])
 def test_an_iteration_of_a_stream_that_outlives_its_epoch_warns_once(loads: bool) -> None:
     stream = InterleavedDataset({"a": range(20), "b": range(20)}, {"a": 1, "b": 1})

@@ -552,3 +552,20 @@ def test_what_a_refused_state_differs_in_is_data(
     assert (set(error.differences), bool(error.acceptable)) == (differences, acceptable)
     assert str(error).startswith(error.reason)
     assert str(error) == str(refused.value)
+
+
+@every(COPIED | LOADERS | {"mixture alone": mixed()})
+@pytest.mark.parametrize("through", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_copy_of_what_left_an_iteration_unfinished_begins_where_it_was_sent(
+    make: Maker, through: Callable[[Any], Any], loads: bool
+) -> None:
+    sampler = make(num_replicas=1, rank=0)
+    running = iter(sampler)
+    next(running)
+    if loads:
+        sampler.load_state_dict(saved(sampler))
+    else:
+        sampler.set_epoch(1)
+    copied = through(sampler)
+    assert list(copied) == list(sampler)

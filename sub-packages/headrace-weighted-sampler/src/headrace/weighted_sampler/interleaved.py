@@ -370,8 +370,6 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                 refuse_sharding_again("num_replicas=1 and rank=0")
             self._iteration = self._cursor.begin()
             self._started = True
-        if self._cursor.iteration is not self._iteration:  # another place was chosen: one warning
-            self._cursor.move(self._iteration, self._position, self._dataset)
         while not self._over:
             place = self._position - self._dropped_at
             number = self._order.source_at(place)
@@ -390,6 +388,8 @@ class InterleavedIterator(Iterator[T], Generic[T]):
                     f"position {self._position} of epoch {self._epoch} ({self._reader})"
                 )
                 raise
+            if self._cursor.iteration is not self._iteration:  # another place was chosen: one warning
+                self._cursor.move(self._iteration, self._position, self._dataset)
             self._position += 1
             if self._position in self._later_stages:
                 self._over = self._ended()

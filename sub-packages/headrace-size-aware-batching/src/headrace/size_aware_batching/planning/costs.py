@@ -1,6 +1,6 @@
 """Costs: what a batch costs, how many samples fit by that, and the work by which steps are balanced.
 
-Each kind of cost is one class here, and nothing outside this file asks which kind it has. `as_cost` makes them from
+Each kind of cost is one class here; a plan asks none which kind it is, a report does. `as_cost` makes them from
 what users give.
 """
 
@@ -49,7 +49,7 @@ class Cost(ABC):
 
     @abstractmethod
     def prepare(
-        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None, largest: int | None = None
+        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None, largest: int | None = None, /
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes in the unit of the limits, the limits, and the samples that exceed them by themselves.
 
@@ -61,7 +61,7 @@ class Cost(ABC):
         """Return what batches cost, shape ``[batches, budgets]``; sizes ``[n]`` or ``[n, k]``, batch by batch."""
 
     @abstractmethod
-    def measure(self, count: int, largest: Number, total: Number) -> Number:
+    def measure(self, count: int, largest: Number, total: Number, /) -> Number:
         """Return what one batch costs by its count, its largest size and the sum of its sizes."""
 
     @abstractmethod
@@ -76,11 +76,11 @@ class Cost(ABC):
     def sample_work(self, sizes: NDArray[Any], limits: Limits) -> NDArray[np.float64]:
         """Return the work of each sample by itself."""
 
-    def digest(self, sizes: NDArray[Any], budget: Budget, max_items: int | None) -> Any:  # noqa: ARG002  # the name says it all
+    def digest(self, _sizes: NDArray[Any], _budget: Budget, _max_items: int | None, /) -> Any:
         """Return what stands for the cost in a fingerprint."""
         return self.name
 
-    def cure(self, over: NDArray[Any]) -> str:  # noqa: ARG002  # the same for all sizes
+    def cure(self, _over: NDArray[Any], /) -> str:
         """Return what helps where samples of these sizes exceed a budget by themselves."""
         return "raise the budget"
 
@@ -97,8 +97,9 @@ class SumCost(Cost):
         self,
         sizes: NDArray[Any],
         budget: Budget,
-        max_items: int | None = None,  # noqa: ARG002  # only a function is asked for counts
+        _max_items: int | None = None,
         largest: int | None = None,
+        /,
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return whole units, whose sums are exact, and the budgets in them."""
         given = budgets_of(budget, sizes)
@@ -116,7 +117,7 @@ class SumCost(Cost):
         """Return the sums."""
         return reduced(np.add, columns_of(sizes), offsets)
 
-    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # however many
+    def measure(self, _count: int, _largest: Number, total: Number, /) -> Number:
         """Return the sum."""
         return total
 
@@ -159,21 +160,21 @@ class CountedCost(Cost):
         return float(self.counted(np.array([count]), np.array([largest]))[0])
 
     def capacity(
-        self, budget: float, max_items: int | None, several: bool = False, remembered: int = UNLIMITED
+        self, budget: float, max_items: int | None, several: bool = False, remembered: int = UNLIMITED, /
     ) -> Capacity:
         """Return how many samples fit by their largest; ``several``: a sample has a vector of sizes."""
         asked = max_items or FURTHEST
         return Capacity(CountsByFunction(self.one, budget, asked, self.length_multiple, remembered, several), asked)
 
     def prepare(
-        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None, largest: int | None = None
+        self, sizes: NDArray[Any], budget: Budget, max_items: int | None = None, largest: int | None = None, /
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes, and how many samples fit one budget."""
-        capacity = self.capacity(one_budget(budget), max_items, several=sizes.ndim > 1)
+        capacity = self.capacity(one_budget(budget), max_items, sizes.ndim > 1)
         limits = CountLimits(quadratic=quadratic(float(sizes.max(initial=1))), capacity=capacity)
         return sizes, limits, not_fitting(sizes, capacity, largest)
 
-    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # of the largest alone
+    def measure(self, count: int, largest: Number, _total: Number, /) -> Number:
         """Return the cost by count and largest size."""
         return self.one(count, round_up(largest, self.length_multiple))
 
@@ -184,7 +185,7 @@ class CountedCost(Cost):
 
     def streamed(self, limit: Number, most_items: int, multiple: int = 1) -> Streamed:
         """Return a function to the sizes themselves, and limits that remember what they counted."""
-        capacity = self.capacity(limit, most_items, remembered=REMEMBERED)
+        capacity = self.capacity(limit, most_items, False, REMEMBERED)
         limits = CountLimits(most_items=most_items, multiple=multiple, capacity=capacity).with_each()
         return lambda descending: (descending, limits)
 
@@ -214,8 +215,9 @@ class PaddedCost(CountedCost):
         self,
         sizes: NDArray[Any],
         budget: Budget,
-        max_items: int | None = None,  # noqa: ARG002  # only a function is asked for counts
+        _max_items: int | None = None,
         largest: int | None = None,
+        /,
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes, several columns reduced to one, and how many samples fit."""
         budgets = budgets_of(budget, sizes)
@@ -229,9 +231,10 @@ class PaddedCost(CountedCost):
     def capacity(
         self,
         budget: float,
-        max_items: int | None,  # noqa: ARG002  # by arithmetic
-        several: bool = False,  # noqa: ARG002  # columns are reduced to one
-        remembered: int = UNLIMITED,  # noqa: ARG002  # by arithmetic
+        _max_items: int | None,
+        _several: bool = False,
+        _remembered: int = UNLIMITED,
+        /,
     ) -> Capacity:
         """Return the quotient of budget and size."""
         return Capacity(partial(padded_counts, budget, self.length_multiple))
@@ -240,7 +243,7 @@ class PaddedCost(CountedCost):
         """Return the products."""
         return np.asarray(counts * longest if longest.ndim == 1 else counts[:, None] * longest, np.float64)
 
-    def measure(self, count: int, largest: Number, total: Number) -> Number:  # noqa: ARG002  # padded all the same
+    def measure(self, count: int, largest: Number, _total: Number, /) -> Number:
         """Return the product."""
         product: Number = count * round_up(largest, self.length_multiple)
         return product
@@ -259,7 +262,8 @@ class FunctionCost(CountedCost):
         sizes: NDArray[Any],
         budget: Budget,
         max_items: int | None = None,
-        largest: int | None = None,  # noqa: ARG002  # it has to look at the smallest, too
+        _largest: int | None = None,
+        /,
     ) -> tuple[NDArray[Any], Limits, NDArray[np.int64]]:
         """Return the sizes and how many samples fit; refuse a function that decreases."""
         most, several = max_items or FURTHEST, sizes.ndim > 1
@@ -284,18 +288,18 @@ class FunctionCost(CountedCost):
             costs.append(known[key])
         return np.array(costs, np.float64)
 
-    def measure(self, count: int, largest: Number, total: Number) -> Number:
+    def measure(self, count: int, largest: Number, total: Number, /) -> Number:
         """Return the function's value."""
         return real_number(super().measure(count, largest, total), "cost")
 
-    def digest(self, sizes: NDArray[Any], budget: Budget, max_items: int | None) -> Any:
+    def digest(self, sizes: NDArray[Any], budget: Budget, max_items: int | None, /) -> Any:
         """Return the counts that it allows at some sizes: functions have no value of their own."""
         if not len(sizes):
             return self.name
         probes = np.linspace(sizes.min(axis=0), sizes.max(axis=0), PROBES).astype(sizes.dtype)
-        return self.capacity(one_budget(budget), max_items, several=sizes.ndim > 1).counts(probes)
+        return self.capacity(one_budget(budget), max_items, sizes.ndim > 1).counts(probes)
 
-    def cure(self, over: NDArray[Any]) -> str:
+    def cure(self, over: NDArray[Any], /) -> str:
         """Name the end of a memory model's range where that is the cause."""
         largest = round_up(over.max(axis=0), self.length_multiple)
         if not math.isinf(checked_cost(self.function, 1, largest if over.ndim > 1 else largest.item())):

@@ -96,7 +96,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("max_items", "batch_size_multiple", "length_multiple", "window", "curriculum", "balanced_ranks"):
-            high = LARGEST_MULTIPLE if name.endswith(("multiple", "ranks")) else None
+            high = LARGEST_MULTIPLE if name.endswith(("multiple", "ranks", "curriculum")) else None
             object.__setattr__(self, name, whole_number(name, getattr(self, name), high=high))
         if isinstance(self.shapes, Sequence) and not isinstance(self.shapes, str):
             object.__setattr__(self, "shapes", checked_shapes(self.shapes, self.length_multiple))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from numbers import Real
 from typing import Any, Protocol
@@ -103,13 +104,15 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
         return planner.at({**settings, **mixed, "options": {**settings["options"], **changed}, "n": n_recorded})
 
     if accept and (DATA in accept or n_recorded == n) and n_recorded <= n:
-        accepted = with_recorded(accept)
-        if (own := accepted.fingerprint_at(epoch)) == other:
-            return True
-        parts = accepted.parts()
+        with suppress(ValueError):  # of arguments that do not go together, as a cost without its strategy
+            accepted = with_recorded(accept)
+            if (own := accepted.fingerprint_at(epoch)) == other:
+                return True
+            parts = accepted.parts()
     names = differing(parts, own, other)
     # A function is compared by what it allows at these sizes within the budget.
-    other_function = "cost" in names and "sizes" not in names and planner.has_cost_function
+    other_function = "cost" in names and "sizes" not in names and options.get("cost") == FUNCTION
+    other_function = other_function and planner.has_cost_function
     if other_function:
         same = with_recorded([name for name in CHANGEABLE if name != "cost"])
         if not (other_function := "cost" in differing(same.parts(), same.fingerprint_at(epoch), other)):

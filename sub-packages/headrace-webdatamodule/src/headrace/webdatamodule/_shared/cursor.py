@@ -134,7 +134,7 @@ class EpochCursor:
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "start": self.position, "iteration": None}
+        return {**self.__dict__, "start": self.position, "iteration": None, "_left": None}
 
 
 _IN_LIGHTNING = (

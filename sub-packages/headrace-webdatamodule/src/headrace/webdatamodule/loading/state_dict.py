@@ -124,7 +124,10 @@ def check_loader_state(
     if batches.get("epoch", epoch) != epoch:
         raise ValueError(f"state is of epoch {epoch}, but its batch sampler is in {batches['epoch']!r}: it was changed")
     position = batches.get("position", steps)
-    skipped = any("skip" in change for change in batches.get("run", ()) if isinstance(change, Mapping))
+    run = batches.get("run", ())
+    if not isinstance(run, list | tuple):
+        raise ValueError(f"state['batch_sampler']['run'] must be a list of changes, got {run!r}: it was changed")
+    skipped = any("skip" in change for change in run if isinstance(change, Mapping))
     if type(position) is int and (position > 0) != (steps > 0) and not (skipped and position > 0):
         raise ValueError(f"state has steps={steps}, but its batch sampler's position={position}: it was changed")
 
