@@ -209,8 +209,8 @@ def test_data_that_changed_under_an_index_are_warned_of(folder: Path, force: boo
     ("nbytes", "message"),
     [
         (512 + 99, "the header promises 100 bytes of data, but 99 follow: the shard is cut"),
-        (512 + 100, "the shard is cut in the padding behind the member's data"),
-        (512 + 400, "the shard is cut in the padding behind the member's data"),
+        (512 + 100, "the shard is cut in the padding after the member's data"),
+        (512 + 400, "the shard is cut in the padding after the member's data"),
     ],
 )
 def test_a_shard_that_is_cut_says_where(tmp_path: Path, nbytes: int, message: str) -> None:

@@ -183,7 +183,7 @@ def test_the_end_may_be_short_but_not_missing() -> None:
     expect(data[:-1024], "two blocks of zeros .* missing", offset=1024)
     expect(
         data[:600],
-        "cut in the padding behind the member's data; copy or download it again",
+        "cut in the padding after the member's data; copy or download it again",
         offset=0,
         member="a.txt",
     )

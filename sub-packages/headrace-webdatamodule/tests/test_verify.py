@@ -164,7 +164,7 @@ def test_padding_that_was_written_on_is_found(folder: Path) -> None:
     data[member.offset + member.size + 5] = 1
     with Damage(path, bytes(data)):
         place = {"member": member.name, "offset": member.offset + member.size + 5}
-        one(folder, "the padding behind the data was changed", shard=str(path), **place)
+        one(folder, "the padding after the data was changed", shard=str(path), **place)
 
 
 def test_a_lost_page_is_found_with_all_that_it_held(folder: Path) -> None:

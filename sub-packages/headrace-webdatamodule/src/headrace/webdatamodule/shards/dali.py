@@ -78,6 +78,6 @@ def indexed_components(index: ShardIndex) -> Iterator[list[Component]]:
 def _line(sample: Sequence[Component], shard: str) -> str:
     for part in sample:
         if not part.key or not _SPACE.isdisjoint(part.name):
-            message = "DALI's index cannot hold this name: it is empty behind the dot, or has white space"
+            message = "DALI's index cannot hold this name: it is empty after the dot, or has white space"
             raise ShardError(message, shard=shard, member=part.name, offset=part.offset - 512)
     return " ".join(f"{part.key} {part.offset} {part.size} {part.name}" for part in sample)

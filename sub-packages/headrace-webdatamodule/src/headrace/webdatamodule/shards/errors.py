@@ -72,11 +72,11 @@ class Damage:
     CUT_DATA = (
         "the header promises {size} bytes of data, but {left} follow: the shard is cut; copy or download it again"
     )
-    CUT_PADDING = "the shard is cut in the padding behind the member's data; copy or download it again"
+    CUT_PADDING = "the shard is cut in the padding after the member's data; copy or download it again"
     CUT_END = "the shard is cut: the two blocks of zeros that end a tar file are missing; copy or download it again"
     CUT_BLOCK = "the shard is cut: its {nbytes} bytes are no multiple of {block}; copy or download it again"
     BEHIND_END = (
-        "something follows at byte {offset} behind zeros that end a tar file: a page was lost, or two tar files were "
+        "something follows at byte {offset} after zeros that end a tar file: a page was lost, or two tar files were "
         "joined; pack them again as one"
     )
 
@@ -96,9 +96,9 @@ class Damage:
     OTHER_SHARD = "the shard does not match the manifest"
     OTHER_LENGTH = "the shard has {nbytes} bytes, but {indexed} when it was indexed"
     DATA = f"the {{size}} bytes of data are damaged, as their checksum does not fit: {_REPLACED}"
-    DATA_BEHIND_END = "the data of {count} members, from here on, lie behind the end of the shard"
+    DATA_BEHIND_END = "the data of {count} members, from here on, lie past the end of the shard"
     GAP = "a header, padding or a skipped member between bytes {begin} and {end} was changed"
-    PADDING = "the padding behind the data was changed"
+    PADDING = "the padding after the data was changed"
 
 
 class RefusedMemberError(ShardError):

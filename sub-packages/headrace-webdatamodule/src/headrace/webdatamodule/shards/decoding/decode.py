@@ -181,7 +181,7 @@ def _check_scans(data: bytes, kind: str | None) -> None:
 
 
 def _mode(image: ImageFile) -> str:
-    # An MPO is the JPEG of a photo, with a preview or another view behind it: the photo is what was asked for.
+    # An MPO is the JPEG of a photo, with a preview or another view after it: the photo is what was asked for.
     if image.format != "MPO" and getattr(image, "is_animated", False):
         raise DecodeError(f"the image has several frames, of which this would read one: {_OWN_DECODER}")
     if image.mode == "P":

@@ -1,7 +1,7 @@
 """NumPy arrays, scalars and dtypes out of a pickle, each made by numpy's own checked constructors.
 
 ``numpy.dtype.__setstate__`` and ``numpy.ndarray.__setstate__`` believe what a pickle says: a forged state
-gives an object dtype that claims to hold no objects, and bytes behind it become pointers. Neither is called.
+gives an object dtype that claims to hold no objects, and bytes after it become pointers. Neither is called.
 """
 
 from __future__ import annotations

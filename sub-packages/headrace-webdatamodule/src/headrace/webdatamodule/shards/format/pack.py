@@ -1,4 +1,4 @@
-"""Packs: many small samples in one member of a tar file, behind a table of their keys and sizes.
+"""Packs: many small samples in one member of a tar file, after a table of their keys and sizes.
 
 In a member of its own, a small text takes a thousand bytes more, for header and padding. A pack is a plain file to
 `tar` and to webdataset, and its samples can be found without an index:

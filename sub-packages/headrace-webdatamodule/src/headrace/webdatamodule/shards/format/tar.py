@@ -217,7 +217,7 @@ def is_compressed_name(name: str) -> bool:
 
 
 def compressed_beside(folder: Path) -> str:
-    """What to say, behind another message, of a directory that holds compressed tar files; empty for others."""
+    """What to say, after another message, of a directory that holds compressed tar files; empty for others."""
     names = sorted(path.name for path in folder.iterdir() if is_compressed_name(path.name)) if folder.is_dir() else []
     return f", only {len(names)} compressed ones such as {names[0]}: decompress them first" if names else ""
 

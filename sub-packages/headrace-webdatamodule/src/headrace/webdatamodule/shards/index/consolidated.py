@@ -13,7 +13,7 @@ indexes, so readers can do without it, and it is used only where it fits the man
 the indexes           the bytes of the shards' `.hri` files, in the order of the manifest
 ====================  ============================================================================
 
-The first index begins behind the head. Each has checksums of its own, and the manifest names the checksum of each: an
+The first index begins after the head. Each has checksums of its own, and the manifest names the checksum of each: an
 index that does not match it is never read for that of the shard.
 """
 
@@ -97,7 +97,7 @@ class SetIndex:
         """The index of one shard."""
         begin, end = self._bounds[number : number + 2]
         whole = self.data.obj
-        if isinstance(whole, mmap.mmap) and whole.size() < end:  # to look behind its end would kill the process
+        if isinstance(whole, mmap.mmap) and whole.size() < end:  # to look past its end would kill the process
             raise DamagedIndexError("the index of the set was cut since it was opened", shard=path)
         index = ShardIndex(self.data[begin:end], shard=path, end=end)
         if index.checksum != self._listed.checksums[number]:

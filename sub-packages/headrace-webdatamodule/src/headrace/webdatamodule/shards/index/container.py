@@ -38,7 +38,7 @@ class Unpacked(NamedTuple):
     description: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]  # views into the file, not copies
     checksum: int  # of the head; it covers the checksum of the arrays, and so stands for the whole file
-    body: memoryview  # the bytes behind the description
+    body: memoryview  # the bytes after the description
     body_checksum: int  # what their checksum has to be
     version: int
 
@@ -108,7 +108,7 @@ def _arrays(listed: list[list[Any]], body: memoryview) -> dict[str, npt.NDArray[
             raise DamagedIndexError(f"the index has an array of {count!r} times {kind!r}")
         nbytes = count * np.dtype(kind).itemsize
         if at + nbytes > len(body):
-            raise DamagedIndexError(f"the index is cut: the array {name!r} ends behind the end of the file")
+            raise DamagedIndexError(f"the index is cut: the array {name!r} ends past the end of the file")
         arrays[name] = np.frombuffer(body, kind, count, at) if count else np.empty(0, kind)
         at += nbytes + -nbytes % 8
     if at != len(body):

@@ -165,7 +165,7 @@ class ShardIndex:
 
     @cached_property
     def ends(self) -> npt.NDArray[np.int64]:
-        """Where each member ends, the padding behind it included, in bytes, shape [n_members]."""
+        """Where each member ends, the padding after it included, in bytes, shape [n_members]."""
         offsets = self.offsets
         ends = padded(offsets + self.sizes.astype(np.int64))
         ends[:-1] = np.minimum(ends[:-1], offsets[1:])  # in a pack there is none
@@ -274,7 +274,7 @@ class ShardIndex:
         raise StaleIndexError(f"{message}: {cure}", shard=self.shard)
 
     def check_size(self) -> None:
-        """Check whether the file was cut since it was mapped: to read behind its end would kill the process.
+        """Check whether the file was cut since it was mapped: to read past its end would kill the process.
 
         A cut between this check and the read, some microseconds later, is not seen. It needs someone who writes into
         the file itself: replacing it under its name leaves the map as it was.

@@ -206,7 +206,7 @@ def _structure_fault(view: Bytes, index: ShardIndex) -> ShardError | None:
 
 
 def _place(index: ShardIndex, offset: int) -> tuple[str | None, str | None]:
-    """Which sample and member a byte belongs to: by its data, the padding behind, or its headers; or to none."""
+    """Which sample and member a byte belongs to: by its data, the padding after, or its headers; or to none."""
     position = int(np.searchsorted(index.ends, offset, "right"))
     if position == index.n_members:
         return None, None

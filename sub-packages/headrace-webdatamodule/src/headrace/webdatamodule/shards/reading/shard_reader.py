@@ -62,7 +62,7 @@ class MappedShard(ShardBytes):
             self.stale = error
 
     def check_size(self) -> None:
-        """Refuse a file that was cut since: to read behind its end would kill the process.
+        """Refuse a file that was cut since: to read past its end would kill the process.
 
         This comes before each read of a few samples. A cut in the microseconds between is not seen; it needs someone
         who writes into the file itself, as replacing it under its name leaves the map as it was.

@@ -628,7 +628,7 @@ class _ShardSamples(NamedTuple):
 
 
 def _cut(blob: bytes, spans: Sequence[Span]) -> dict[Span, bytes]:
-    """The members of a sample, which lie one behind another in the cache, by their ranges in the shard."""
+    """The members of a sample, which lie one after another in the cache, by their ranges in the shard."""
     made, at = {}, 0
     for begin, end in spans:
         made[begin, end] = blob[at : at + end - begin]

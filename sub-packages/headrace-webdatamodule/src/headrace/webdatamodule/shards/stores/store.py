@@ -190,7 +190,7 @@ def merge(wanted: Mapping[Any, Iterable[Span]], *, max_gap: int, waste: float = 
     the bytes that are wanted.
     """
     ordered = {file: sorted({span for span in spans if span[0] < span[1]}) for file, spans in wanted.items()}
-    wide = set[tuple[int, int]]()  # by the number of the file, and where the range behind the gap begins
+    wide = set[tuple[int, int]]()  # by the number of the file, and where the range after the gap begins
     if waste:
         room = waste * sum(end - begin for spans in ordered.values() for begin, end in spans)
         gaps = sorted(
