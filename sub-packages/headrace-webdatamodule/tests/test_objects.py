@@ -93,8 +93,8 @@ def test_every_public_class_has_an_example_here() -> None:
     objects = {name: getattr(package, name) for name in package.__all__}
     public = {name: value for name, value in objects.items() if inspect.isclass(value)}
     shown = {name for name, value in public.items() if not issubclass(value, BaseException | Enum)}
-    protocols = {name for name, value in public.items() if Protocol in value.__bases__}
-    missing = shown - protocols - MAKE.keys()
+    interfaces = {name for name, value in public.items() if Protocol in value.__bases__ or inspect.isabstract(value)}
+    missing = shown - interfaces - MAKE.keys()
     assert not missing, "add to MAKE how to make one, and give it a repr of one to three lines"
 
 
