@@ -13,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.size_aware_batching.integrations import (
-    ffd_allocate,
-    get_minimum_num_micro_batch_size,
     get_seqlen_balanced_partitions,
     micro_batch_indices,
 )
@@ -68,8 +66,6 @@ def test_lengths_come_as_loops_have_them(kind: Callable[[Any], Any]) -> None:
     lengths = rollout(64).tolist()
     given_as = kind(lengths)
     assert get_seqlen_balanced_partitions(given_as, 4, True) == get_seqlen_balanced_partitions(lengths, 4, True)
-    assert ffd_allocate(given_as, CAP, 1) == ffd_allocate(lengths, CAP, 1)
-    assert get_minimum_num_micro_batch_size(given_as, CAP) == get_minimum_num_micro_batch_size(lengths, CAP)
     assert micro_batch_indices([given_as], CAP) == micro_batch_indices([lengths], CAP)
 
 
@@ -79,33 +75,20 @@ def test_work_larger_than_32_bits_and_not_whole_is_balanced() -> None:
     assert max(loads) <= 1.02 * np.mean(loads)
 
 
-@pytest.mark.slow
-@given(lengths_within_the_cap)
-def test_the_counted_number_of_partitions_stays_within_the_cap(lengths: list[int]) -> None:
-    count = get_minimum_num_micro_batch_size(lengths, CAP)
-    assert -(-sum(lengths) // CAP) <= count <= len(lengths)
-    assert max(sums(get_seqlen_balanced_partitions(lengths, count, equal_size=False), lengths)) <= CAP
-
-
-def test_a_sample_over_the_cap_counts_as_one_micro_batch() -> None:
-    assert get_minimum_num_micro_batch_size([250, 40, 60], CAP) == 2
-    assert get_minimum_num_micro_batch_size([250], CAP) == 1
-
-
-def test_gpus_that_share_a_sequence_multiply_the_cap() -> None:
-    lengths = rollout(64)
-    assert get_minimum_num_micro_batch_size(lengths, CAP // 4, 2, 2) == get_minimum_num_micro_batch_size(lengths, CAP)
+def groups_of(lengths: Any, cap: int, least: int = 1, divisor: int = 1) -> list[list[int]]:
+    [groups] = micro_batch_indices([lengths], cap, min_num_micro_batch=least, num_batches_divided_by=divisor)
+    return groups
 
 
 @pytest.mark.slow
 @given(lengths_within_the_cap, st.integers(1, 8), st.integers(1, 4))
 def test_groups_hold_the_capacity_and_their_number_its_conditions(lengths: list[int], least: int, divisor: int) -> None:
-    needed = -(-max(least, len(ffd_allocate(lengths, CAP, 1))) // divisor) * divisor
+    needed = -(-max(least, len(groups_of(lengths, CAP))) // divisor) * divisor
     if needed > len(lengths):
         with pytest.raises(ValueError, match=f"a sample for each of {needed} micro-batches, got {len(lengths)}"):
-            ffd_allocate(lengths, CAP, least, divisor)
+            groups_of(lengths, CAP, least, divisor)
         return
-    groups = ffd_allocate(lengths, CAP, least, divisor)
+    groups = groups_of(lengths, CAP, least, divisor)
     assert_each_once(groups, len(lengths))
     assert max(sums(groups, lengths)) <= CAP
     assert len(groups) == needed
@@ -114,9 +97,9 @@ def test_groups_hold_the_capacity_and_their_number_its_conditions(lengths: list[
 def test_groups_are_as_few_as_can_be_and_balanced() -> None:
     lengths = rollout(256)
     fewest = -(-int(lengths.sum()) // CAP)
-    groups = ffd_allocate(lengths, CAP, 1)
+    groups = groups_of(lengths, CAP)
     assert len(groups) <= 1.05 * fewest
-    spread = sums(ffd_allocate(lengths, 10**12, 8), lengths)  # without a capacity: one group for each rank
+    spread = sums(groups_of(lengths, 10**12, 8), lengths)  # without a capacity: one group for each rank
     assert len(spread) == 8
     assert max(spread) <= 1.01 * np.mean(spread)
 
@@ -151,12 +134,6 @@ def test_micro_batches_of_a_rank_come_by_descending_work() -> None:
     assert work.max(axis=0).sum() <= 1.1 * work.sum(axis=1).max()
 
 
-def test_one_rank_alone_gives_its_lengths_in_a_list() -> None:
-    lengths = rollout(64)
-    [groups] = micro_batch_indices([lengths], CAP)
-    assert sorted(groups) == sorted(ffd_allocate(lengths, CAP, 1))
-
-
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
@@ -177,15 +154,15 @@ def test_one_rank_alone_gives_its_lengths_in_a_list() -> None:
         ),
         (lambda: get_seqlen_balanced_partitions([3, 4], 2, 1), TypeError, "equal_size must be True or False, got 1"),  # type: ignore[arg-type]
         (lambda: get_seqlen_balanced_partitions([3, -4], 2, True), ValueError, "seqlen_list must hold numbers >= 0"),
-        (lambda: get_minimum_num_micro_batch_size([], 5), ValueError, "total_lengths must hold at least one length"),
-        (lambda: get_minimum_num_micro_batch_size([3], 0), ValueError, "max_tokens_per_gpu must be an int >= 1, got 0"),
+        (lambda: micro_batch_indices([[]], 5), ValueError, r"lengths_of_ranks\[0\] must hold at least one length"),
+        (lambda: micro_batch_indices([[3]], 0), ValueError, "max_token_len must be an int >= 1, got 0"),
         (
-            lambda: ffd_allocate([3, 7, 8], 6, 1),
+            lambda: micro_batch_indices([[3, 7, 8]], 6),
             ValueError,
-            r"values must hold lengths up to capacity=6, got 7 at index 1 \(2 are over it\): leave such samples out",
+            r"must hold lengths up to max_token_len=6, got 7 at index 1 \(2 are over it\): leave such samples out",
         ),
         (
-            lambda: ffd_allocate([3, 4], 6, 3),
+            lambda: micro_batch_indices([[3, 4]], 6, min_num_micro_batch=3),
             ValueError,
             "there must be a sample for each of 3 micro-batches, got 2 samples: take more",
         ),

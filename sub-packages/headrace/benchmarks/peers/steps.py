@@ -30,8 +30,6 @@ from measure import installed
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching.integrations import (
-    ffd_allocate,
-    get_minimum_num_micro_batch_size,
     get_seqlen_balanced_partitions,
     micro_batch_indices,
 )
@@ -414,16 +412,18 @@ def contracts(seeds: int) -> dict[str, int]:
                     held("get_seqlen_balanced_partitions", alike(ours, theirs, equal))
             if installed("openrlhf"):
                 first_fit = openrlhf_functions().get_minimum_num_micro_batch_size(listed, cap, 2, 1)
-                least = get_minimum_num_micro_batch_size(listed, cap, 2, 1)
+                least = plan_step(listed, 2 * cap, num_replicas=1).num_micro_batches
                 fits = largest(get_seqlen_balanced_partitions(listed, least, False), lengths) <= 2 * cap
                 # First fit counts fewer at times, into which Karmarkar-Karp then does not fit the samples.
                 theirs = openrlhf_functions().get_seqlen_balanced_partitions(listed, first_fit, False)
                 fewer = least <= first_fit or largest(theirs, lengths) > 2 * cap
-                held("get_minimum_num_micro_batch_size", type(least) is int and fits and fewer)
+                held("get_minimum_num_micro_batch_size", fits and fewer)
             if installed("areal"):
                 for least, divisor in ((1, 1), (count, 1), (1, 2), (3, 4)):
                     theirs = areal_functions().ffd_allocate(listed, cap, least, divisor)
-                    ours = ffd_allocate(listed, cap, least, divisor)
+                    [ours] = micro_batch_indices(
+                        [listed], cap, min_num_micro_batch=least, num_batches_divided_by=divisor
+                    )
                     lawful = largest(ours, lengths) <= cap and len(ours) % divisor == 0
                     held("ffd_allocate", lawful and least <= len(ours) <= len(theirs) and alike(ours, theirs))
             if installed("verl"):

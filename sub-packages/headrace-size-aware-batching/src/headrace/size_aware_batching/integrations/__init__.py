@@ -5,8 +5,6 @@ Nothing here imports them.
 
 from headrace.size_aware_batching.integrations.accelerate import PreparedBatchSampler
 from headrace.size_aware_batching.integrations.seqlen_balancing import (
-    ffd_allocate,
-    get_minimum_num_micro_batch_size,
     get_seqlen_balanced_partitions,
     micro_batch_indices,
 )
@@ -17,8 +15,6 @@ __all__ = [
     "PreparedBatchSampler",
     "TrainerGuard",
     "TrainerLoader",
-    "ffd_allocate",
-    "get_minimum_num_micro_batch_size",
     "get_seqlen_balanced_partitions",
     "micro_batch_indices",
     "sampler_state",
