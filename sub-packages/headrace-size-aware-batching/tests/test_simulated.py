@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.size_aware_batching import SimulatedMemory, estimate_peaks, measure_peaks
+from headrace.size_aware_batching import Peaks, SimulatedMemory, estimate_peaks, measure_peaks
 
 
 def make_step(width: int = 64) -> Callable[[Any], object]:
@@ -186,6 +187,17 @@ def test_an_estimate_needs_a_measured_batch_to_be_scaled() -> None:
     other = estimate_peaks(make_step, [np.array([8])], warm_up=0)
     with pytest.raises(ValueError, match="measured must share batches with the estimate, got none"):
         estimated.scaled_to(other)
+
+
+@pytest.mark.parametrize("name", ["allocated", "reserved"])
+@pytest.mark.parametrize("side", ["measured", "the estimate"])
+def test_peaks_without_bytes_do_not_scale_an_estimate(name: str, side: str) -> None:
+    peaks = Peaks.of([[1], [2], [4]], [100, 200, 400])
+    empty = replace(peaks, **{name: np.array([0, 200, 400])})
+    estimated, measured = (peaks, empty) if side == "measured" else (empty, peaks)
+    with pytest.raises(ValueError, match=f"{side} must have {name} bytes > 0 in the shared batches, got 0"):
+        estimated.scaled_to(measured)
+    assert estimated.scaled_to(measured[1:]).allocated[2] == 400
 
 
 @pytest.mark.parametrize("limit", [0, 1.5, "many"])

@@ -197,7 +197,7 @@ class Peaks:
                 squares. Measure batches of different sizes, the largest ones that fit among them.
 
         Raises:
-            ValueError: If none of the measured batches that fit is among these.
+            ValueError: If none of the measured batches that fit is among these, or one of them took no bytes.
 
         Warns:
             UserWarning: If the largest estimate is more than ten times the largest measured batch.
@@ -209,6 +209,13 @@ class Peaks:
         if not pairs:
             raise ValueError("measured must share batches with the estimate, got none: measure some of the same")
         own_rows, measured_rows = (np.array(rows) for rows in zip(*pairs, strict=True))
+        for side, peaks in (("measured", measured[measured_rows]), ("the estimate", self[own_rows])):
+            for name, least in (("allocated", peaks.allocated.min()), ("reserved", peaks.reserved.min())):
+                if least <= 0:
+                    raise ValueError(
+                        f"{side} must have {name} bytes > 0 in the shared batches, got {least}: measure a step that "
+                        "takes memory; Peaks.of takes the allocated bytes for reserved ones that are left out"
+                    )
         if (times := float(self.allocated.max() / self.allocated[own_rows].max())) > _FAR:
             warn(
                 f"the largest estimate is {times:.0f} times the largest measured batch, and a small error there is a "
