@@ -148,7 +148,12 @@ def planned(rank: int, world: int, kind: str, reduction: Any, clip: float | None
                     errors = training.model(batch).square()
                     loss = errors.mean() / len(group) if reduction == "mean" else errors.sum() * world / sum(total)
                     torch.autograd.backward(loss)
-                if clip is not None:
+                if clip is not None and kind == "tensor_parallel":  # torch's refuses parameters of two meshes
+                    gradients: list[Any] = [parameter.grad for parameter in training.model.parameters()]
+                    norm = sum(each.full_tensor().square().sum() for each in gradients) ** 0.5
+                    for each in gradients:
+                        each.to_local().mul_(min(1.0, clip / (norm.item() + 1e-6)))
+                elif clip is not None:
                     torch.nn.utils.clip_grad_norm_(training.model.parameters(), clip)
                 training.optimizer.step()
         weights.append(training.weights())
@@ -183,6 +188,43 @@ def masked(rank: int, world: int) -> dict[str, Any]:
     split, whole = torch.tensor(weights, dtype=torch.float64)
     error = float((split - whole).abs().max())
     return {"error": error, "weights": weights[0], "loss": loss}
+
+
+def messages(rank: int, world: int) -> dict[str, str]:
+    """Run out of memory in a loss that cannot be described, and before the first pass; return what the guard says."""
+    training = Training(rank, world)
+    found = {}
+
+    def out_of_memory(part: torch.Tensor) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def fails_then(part: torch.Tensor) -> Any:
+        if guard.phase == "forward":
+            raise ValueError("the size is unknown")
+        return len(part)
+
+    def in_ones(part: torch.Tensor) -> list[torch.Tensor]:
+        return list(part[:, None])
+
+    def no_collective(part: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((), requires_grad=True)
+
+    cases: dict[str, dict[str, Any]] = {
+        "length": {"length": fails_then},
+        "cost": {"cost": fails_then},
+        "sizes_of": {"sizes_of": fails_then},
+        "count": {"count": out_of_memory, "reduction": "sum"},
+        "budget": {"split": out_of_memory, "length": len, "cost": len, "budget": 2},
+        "parts": {"split": out_of_memory if rank == 0 else in_ones, "length": len, "cost": len},
+    }
+    cases["parts"]["budget"] = 2 if rank == 1 else float("inf")  # the first rank splits because the second does
+    for name, options in cases.items():
+        with OOMGuard(training.model, training.optimizer, **options) as guard:
+            try:
+                guard.step(training.batches[0], no_collective if name == "parts" else out_of_memory)
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+    return found
 
 
 def refused(rank: int, world: int) -> list[str]:

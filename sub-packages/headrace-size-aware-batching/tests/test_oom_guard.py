@@ -297,6 +297,16 @@ def test_the_budget_shrinks_at_the_second_event_which_is_logged_with_its_sizes(
     assert_equal(model, unsplit())
 
 
+def test_sizes_that_fail_do_not_stop_a_step_that_can_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    def sizes_of(part: torch.Tensor) -> Any:
+        raise KeyError("tokens")
+
+    caplog.set_level(logging.WARNING, "headrace.size_aware_batching")
+    _, guard = run_with({1}, 3, sizes_of=sizes_of)
+    assert [event.sizes for event in guard.events] == ["sizes_of failed: KeyError: 'tokens'"]
+    assert "in the forward with 32 samples (sizes_of failed: KeyError: 'tokens')" in caplog.text
+
+
 def run_with(calls: set[int], steps: int, **options: Any) -> tuple[list[int], OOMGuard]:
     """Train while whole batches run out in these steps; return the parts of each step, and the guard."""
     model, optimizer = make()

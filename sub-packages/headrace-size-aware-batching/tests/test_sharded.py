@@ -65,7 +65,7 @@ def test_torchrun_ends_all_ranks_where_one_runs_out_of_memory(
         (3, "nested", "sum", 0.05),
         (2, "compiled", "scaled", None),
         (4, "hsdp", "mean", 0.05),
-        (4, "tensor_parallel", "mean", None),
+        (4, "tensor_parallel", "mean", 0.05),
     ],
 )
 def test_a_planned_split_equals_the_unsplit_step(
@@ -78,6 +78,22 @@ def test_a_planned_split_equals_the_unsplit_step(
         assert each["parts"] == found[0]["parts"]  # the last rank's, which has a budget
         assert min(each["parts"]) >= 4
         assert each["split"] == 3
+
+
+def test_an_error_names_the_rank_also_where_nothing_is_known_of_the_part_or_nothing_has_run(tmp_path: Path) -> None:
+    found = run(sharded_worker.messages, world=2, folder=tmp_path)
+    for rank, messages in enumerate(found):
+        told = f"OutOfMemoryError: rank {rank} ran out of memory in the"
+        for name in ("length", "cost", "sizes_of"):
+            assert messages[name].startswith(f"{told} forward of step 0"), messages[name]
+            assert "ValueError: the size is unknown" in messages[name]
+        for name in ("count", "budget") if rank else ("count", "budget", "parts"):
+            assert messages[name].startswith(f"{told} split of step 0: CUDA out of memory. The other"), messages[name]
+        for message in messages.values():
+            assert "from the last checkpoint with a smaller budget of the sampler" in message
+    assert "with 6 samples (" in found[0]["sizes_of"]
+    assert "cost 48): CUDA out of memory" in found[0]["sizes_of"]
+    assert "parts" not in found[1]
 
 
 def test_models_that_not_all_ranks_train_and_ranks_that_differ_are_refused(tmp_path: Path) -> None:

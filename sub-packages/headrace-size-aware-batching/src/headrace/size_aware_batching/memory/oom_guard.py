@@ -18,7 +18,7 @@ from headrace.size_aware_batching.memory.data_parallel import the_data_parallel,
 from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, is_out_of_memory, out_of_memory
 from headrace.size_aware_batching.memory.parts import refused_collectives, running_part
 from headrace.size_aware_batching.memory.peaks import describe
-from headrace.size_aware_batching.memory.sharded import is_fully_sharded, refuse_unsharded_parameters
+from headrace.size_aware_batching.memory.sharded import clip_gradients, is_fully_sharded, refuse_unsharded_parameters
 from headrace.size_aware_batching.memory.snapshot import OptimizerCopy, TrainingState, gradient_copies
 from headrace.size_aware_batching.memory.split import batch_elements, batch_length, batch_shapes, split_batch
 from headrace.size_aware_batching.memory.step_budget import StepBudget
@@ -356,31 +356,33 @@ class OOMGuard:
         """Take a step of FSDP2, in which all ranks run the same number of parts: each has collectives."""
         self.refuse_batch_norm()
         self.model.zero_grad(set_to_none=True)
-        count = float(sum(map(self.count, batches))) if self.reduction == "sum" else 0.0
-        parts = [self._within_budget(batch, self.budget) for batch in batches]
-        ranks = gather_json([count, [len(each) for each in parts]])
-        if len(lengths := {len(numbers) for _, numbers in ranks}) > 1:
-            raise ValueError(f"all ranks must give a step the same number of batches, got {sorted(lengths)}")
-        numbers = np.max([numbers for _, numbers in ranks], axis=0).tolist()
+        self.phase = "split"
+        with self._naming_the_rank():
+            count = float(sum(map(self.count, batches))) if self.reduction == "sum" else 0.0
+            parts = [self._within_budget(batch, self.budget) for batch in batches]
+            ranks = gather_json([count, [len(each) for each in parts]])
+            if len(lengths := {len(numbers) for _, numbers in ranks}) > 1:
+                raise ValueError(f"all ranks must give a step the same number of batches, got {sorted(lengths)}")
+            numbers = np.max([numbers for _, numbers in ranks], axis=0).tolist()
+            weighted = [pair for pairs in map(self._in_parts, parts, numbers) for pair in pairs]
         factor = 1.0  # FSDP2 averages over the ranks
         if self.reduction == "mean":
             factor = 1 / len(batches)
         elif self.reduction == "sum":
             factor = len(ranks) / (sum(each for each, _ in ranks) or 1.0)
         losses = []
-        for own, number in zip(parts, numbers, strict=True):
-            for part, weight in self._in_parts(own, number):
-                self.phase = "forward"
-                with self._naming_the_rank(part), running_part():
-                    loss = loss_of(part) * (weight * factor)
-                    self.phase = "backward"
-                    torch.autograd.backward(loss)
-                losses.append(loss.detach())
-                del loss  # its graph would be there in the forward of the next part
-        with self._naming_the_rank(None):
+        for part, weight in weighted:
+            self.phase = "forward"
+            with self._naming_the_rank(part), running_part():
+                loss = loss_of(part) * (weight * factor)
+                self.phase = "backward"
+                torch.autograd.backward(loss)
+            losses.append(loss.detach())
+            del loss  # its graph would be there in the forward of the next part
+        with self._naming_the_rank():
             if self.clip_norm is not None:
                 self.phase = "clipping"
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+                clip_gradients(self.model, self.clip_norm)
             self.phase = "optimizer"
             self.optimizer.step()
         self.steps += 1
@@ -412,22 +414,27 @@ class OOMGuard:
         return counted_parts + [(cheapest, 0.0)] * (number - len(counted_parts))
 
     @contextmanager
-    def _naming_the_rank(self, part: Any) -> Iterator[None]:
-        """Raise an out-of-memory error of FSDP2 with the rank, the part (None in the update) and the cure."""
+    def _naming_the_rank(self, part: Any = None) -> Iterator[None]:
+        """Raise an out-of-memory error of FSDP2 with the rank, the part (None outside the passes) and the cure."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             text = f"rank {dist.get_rank()} ran out of memory in the {self.phase} of step {self.steps}"
-            cure = "on more ranks, or with foreach=False of the optimizer, which takes less memory"
-            if part is not None:
-                samples, cost = self.length(part), self.cost(part)
-                sizes = batch_shapes(part) if self.sizes_of is None else describe(self.sizes_of(part))
-                text += f", with {counted(samples, 'sample')} ({sizes}; cost {cost:.10g})"
-                cure = "with a smaller budget of the sampler"
-                if samples > 1:
-                    cure += f", or with OOMGuard(budget={self._budget.shrink * cost:.6g}), which splits such batches"
+            cure = "with a smaller budget of the sampler"
+            if self.phase in ("clipping", "optimizer"):
+                cure = "on more ranks, or with foreach=False of the optimizer, which takes less memory"
+            elif part is not None:
+                try:
+                    samples, cost = self.length(part), self.cost(part)
+                    text += f", with {counted(samples, 'sample')} ({self._sizes(part)}; cost {cost:.10g})"
+                    if samples > 1:
+                        cure += (
+                            f", or with OOMGuard(budget={self._budget.shrink * cost:.6g}), which splits such batches"
+                        )
+                except Exception as failed:  # the error that is raised is the one of the memory
+                    text += f", with a part whose length or cost failed ({type(failed).__name__}: {failed})"
             raise torch.OutOfMemoryError(
                 f"{text}: {error}. The other ranks wait for this one, so the step cannot be repeated: end all "
                 f"processes, and resume from the last checkpoint {cure}"
@@ -689,8 +696,7 @@ class OOMGuard:
     def _record(self, part: Any, phase: str, failed: str) -> None:
         samples, sizes = 0, "the update"
         if part is not None:
-            samples = self.length(part)
-            sizes = batch_shapes(part) if self.sizes_of is None else describe(self.sizes_of(part))
+            samples, sizes = self.length(part), self._sizes(part)
         event = OOMEvent(self.steps, phase, samples, sizes, self.budget, failed)
         self.events.append(event)
         budget = f"the budget is now {event.budget:g}"
@@ -700,6 +706,15 @@ class OOMGuard:
             "step %d ran out of memory in the %s with %s samples (%s); %s: %s",
             *(event.step, event.phase, event.samples, event.sizes, budget, event.error),
         )
+
+    def _sizes(self, part: Any) -> str:
+        """Return the sizes of a part as text, or what failed in ``sizes_of``: no text stops a step that can go on."""
+        if self.sizes_of is None:
+            return batch_shapes(part)
+        try:
+            return describe(self.sizes_of(part))
+        except Exception as error:
+            return f"sizes_of failed: {type(error).__name__}: {error}"
 
     def _name_of(self, batch: Any, position: int, failed: str) -> str:
         index = "" if self.indices is None else f", index {int(self.indices(batch)[position])} of the dataset,"

@@ -26,3 +26,21 @@ def refuse_unsharded_parameters(model: torch.nn.Module) -> None:
         raise ValueError(
             f"the mesh of the model must hold all {dist.get_world_size()} ranks of the process group, got {ranks}"
         )
+
+
+def clip_gradients(model: torch.nn.Module, max_norm: float) -> None:
+    """Clip the gradients of an FSDP2 model; torch's ``clip_grad_norm_`` refuses parameters of several meshes.
+
+    They have several where only some layers are tensor-parallel. All ranks call it together.
+    """
+    meshes: dict[Any, list[torch.nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradient: Any = parameter.grad
+            meshes.setdefault(gradient.device_mesh, []).append(parameter)
+    norms: list[Any] = [
+        torch.nn.utils.get_total_norm([p.grad for p in each if p.grad is not None]) for each in meshes.values()
+    ]
+    norm = torch.nn.utils.get_total_norm([each.full_tensor() for each in norms])
+    for parameters in meshes.values():
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
