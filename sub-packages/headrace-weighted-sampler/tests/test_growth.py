@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data as torch_data
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,3 +268,78 @@ def test_a_mixture_is_made_again_from_its_state(options: dict[str, Any]) -> None
     again = WeightedDistributedSampler.from_mixture(made.state_dict()["mixture"] or {}, TOKENS)
     assert again.fingerprint == made.fingerprint
     assert [epoch_of(again, epoch) for epoch in (0, 7)] == [epoch_of(made, epoch) for epoch in (0, 7)]
+
+
+def test_a_growth_of_another_seed_is_refused_by_name() -> None:
+    old, new = mixture({"a": 10}, {"a": 1}), mixture({"a": 12}, {"a": 1}, seed=9)
+    recorded = old.mixture
+    assert recorded is not None
+    with pytest.raises(ValueError, match=r"mixture of seed=0, this WeightedDistributedSampler has seed=9") as refused:
+        new.grown(recorded, 0)
+    assert getattr(refused.value, "differences", None) == ("seed",)
+    assert "has seed=9" in refusal(old, new, **GROW)
+
+
+def test_an_epoch_that_ends_with_dropped_samples_is_over() -> None:
+    def make(size: int, world: int = 4) -> WeightedDistributedSampler:
+        data = NamedConcatDataset({"a": range(size)})
+        return WeightedDistributedSampler(data, {"a": 1}, num_replicas=world, rank=0, drop_last=True)
+
+    old, new = make(31), make(40)
+    assert len(list(old)) == 7
+    assert old.state_dict()["position"] == 28
+    new.load_state_dict(old.state_dict(), **GROW)
+    assert list(new) == []
+    assert len(epoch_of(new, 1)) == 10
+    assert "got position=28 of 31" in refusal(old, make(40, 1), **GROW)  # one rank would get the rest
+
+
+def joined(*counts: Any) -> Any:
+    parts: list[Any] = [
+        joined(*count) if isinstance(count, tuple) else Rows(count, f"rows {place}")
+        for place, count in enumerate(counts)
+    ]
+    return torch_data.ConcatDataset(parts)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (((10, 10), 20), ((10, 10), 20)),
+        (((10, 10), 20), ((10, 10), 25)),
+        (((10, 10), 20), ((10, 10), 20, 5)),
+        ((20, (10, 10)), (20, (10, 15))),
+        ((20, (10, 10)), (20, (10, 10, 5))),
+        ((20, ((5, 5), 10)), (20, ((5, 5), 12))),
+    ],
+)
+@pytest.mark.parametrize("by_range", [False, True])
+def test_nested_concatenations_grow_at_their_end(before: Any, after: Any, by_range: bool) -> None:
+    def make(counts: Any, seed: int = 0) -> WeightedDistributedSampler:
+        data = joined(*counts)
+        weights: Any = [1] * len(counts)
+        if by_range:
+            weights = {(0, 20): 1, (20, len(data)): 2}
+        return WeightedDistributedSampler(data, weights, num_replicas=1, rank=0)
+
+    old, new = make(before), make(after)
+    new.load_state_dict(old.state_dict(), **GROW)
+    assert len(list(new)) == new.epoch_length
+
+
+def test_another_inner_part_is_refused() -> None:
+    old = WeightedDistributedSampler(joined((10, 10), 20), [1, 1], num_replicas=1, rank=0)
+    new = WeightedDistributedSampler(joined((8, 12), 25), [1, 1], num_replicas=1, rank=0)
+    assert "needs data whose first 40 samples are those of the state, got others" in refusal(old, new, **GROW)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_the_report_after_a_growth_is_of_the_first_epoch_of_the_new_data(at_end: bool) -> None:
+    old, new = mixture({"a": 10}, {"a": 1}), mixture({"a": 14}, {"a": 1})
+    list(old)
+    if not at_end:
+        old.set_epoch(1)
+    new.load_state_dict(old.state_dict(), **GROW)
+    assert new.first_epoch == 1
+    assert new.report().epoch == 1
+    assert sum(line.delivered for line in new.report().sources) == 14

@@ -1,9 +1,14 @@
 """Mixtures that grow in a run of loaders: nothing is lost or repeated, and the past is known."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from growing import FIRST, KINDS, LENGTH, NEW, OLD, SIZES, THEN, drawn, epoch_of, loaders, mixture
+
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
+from headrace.webdatamodule import DistributedBatchSampler
+from headrace.weighted_sampler import WeightedDistributedSampler
 
 
 @pytest.mark.parametrize("at_end", [False, True])
@@ -110,3 +115,79 @@ def test_a_grown_mixture_is_reweighted_and_grows_again(kind: str) -> None:
     alone.load_state_dict(again.state_dict())
     assert [alone.step(number) for number in range(len(log))] == log
     assert max(key for batches in log[-20:] for key in batches[0]) >= 450
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_a_growth_of_another_seed_is_refused(kind: str) -> None:
+    def make(count: int, seed: int) -> Any:
+        mixture = WeightedDistributedSampler(range(count), {(0, count): 1}, num_replicas=1, rank=0, seed=seed)
+        return loader_of(kind, count, mixture)
+
+    before, after = make(100, 0), make(140, 9)
+    with pytest.raises(ValueError, match="mixture of seed=0, this WeightedDistributedSampler has seed=9") as refused:
+        after.load_state_dict(before.state_dict(), accept={"data"})
+    assert getattr(refused.value, "differences", None) == ("seed",)
+    after = make(140, 0)
+    after.load_state_dict(before.state_dict(), accept={"data"})
+
+
+@pytest.mark.parametrize("kind", ["equal", "stratified"])
+def test_a_source_grows_into_samples_that_the_dataset_had(kind: str) -> None:
+    def make(end: int) -> Any:
+        ranges = {(0, 50): 1, (50, end): 2}
+        return loader_of(kind, 140, WeightedDistributedSampler(range(140), ranges, num_replicas=1, rank=0))
+
+    before, after = make(100), make(140)
+    steps = list(before)
+    before.set_epoch(1)
+    with pytest.raises(ValueError, match="data") as refused:
+        after.load_state_dict(before.state_dict())
+    assert getattr(refused.value, "acceptable", None) == {"data"}
+    after.load_state_dict(before.state_dict(), accept={"data"})
+    keys = [key for batch in after for key in batch]
+    assert len(keys) == 50 + 2 * 90
+    assert max(keys) >= 100
+    assert [after.step(number)[0] for number in range(len(steps))] == steps
+    again = make(140)
+    again.load_state_dict(after.state_dict())
+
+
+def test_optimizer_steps_of_epochs_before_and_after_a_growth() -> None:
+    def make(count: int) -> Any:
+        ranges = {(0, 50): 1, (50, count): 2}
+        mixture = WeightedDistributedSampler(range(count), ranges, num_replicas=1, rank=0)
+        return OptimizerStepBatchSampler(
+            SIZES[:count], 200, tokens_per_step=900, sampler=mixture, num_replicas=1, rank=0
+        )
+
+    before, after = make(100), make(140)
+    steps = before.num_optimizer_steps()
+    list(before)
+    before.set_epoch(1)
+    after.load_state_dict(before.state_dict(), accept={"data"})
+    assert after.report().steps > 0
+    assert after.num_optimizer_steps(0) == steps
+    assert after.num_optimizer_steps() > 0
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_reports_after_a_growth(at_end: bool) -> None:
+    def make(count: int) -> Any:
+        ranges = {(0, 50): 1, (50, count): 2}
+        return loader_of("stratified", count, WeightedDistributedSampler(range(count), ranges, num_replicas=1, rank=0))
+
+    before, after = make(100), make(140)
+    list(before)
+    if not at_end:
+        before.set_epoch(1)
+    after.load_state_dict(before.state_dict(), accept={"data"})
+    assert after.report().steps > 0
+    if not at_end:
+        with pytest.raises(ValueError, match="epoch must be at least 1, where the data of this mixture grew, got 0"):
+            after.report(0)
+
+
+def loader_of(kind: str, count: int, mixture: Any) -> Any:
+    if kind == "equal":
+        return DistributedBatchSampler(count, 7, sampler=mixture, num_replicas=1, rank=0)
+    return DistributedSizeAwareBatchSampler(SIZES[:count], 200, sampler=mixture, num_replicas=1, rank=0)

@@ -19,6 +19,7 @@ from headrace.size_aware_batching._validation import checked_epoch, counted, one
 from headrace.size_aware_batching.planned_sampler import PlannedSampler
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.options import Oversize, SamplerOptions
+from headrace.size_aware_batching.planning.planner import SizeAwarePlanner
 from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
 from headrace.size_aware_batching.planning.token_steps import TokenPlan
 
@@ -188,10 +189,12 @@ class OptimizerStepBatchSampler(PlannedSampler):
     def num_optimizer_steps(self, epoch: int | None = None) -> int:
         """Return the number of optimizer steps of a whole epoch, by default the current one, at any world size.
 
-        Without a ``sampler`` argument it needs no planning.
+        A past epoch is counted with the data and options with which it began. Without a ``sampler`` argument it needs
+        no planning.
         """
         epoch = self.epoch if epoch is None else checked_epoch(epoch)
-        return self._planner.n_optimizer_steps(epoch, self._run.history)
+        planner = cast(SizeAwarePlanner, self._run.planner_of(epoch))
+        return planner.n_optimizer_steps(epoch, self._run.history)
 
     def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
         """Refuse to change the weights of a mixture in the middle of a run: optimizer steps depend on them.

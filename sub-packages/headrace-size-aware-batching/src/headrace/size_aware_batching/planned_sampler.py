@@ -201,17 +201,19 @@ class PlannedSampler(SizeAwareSampler):
     def report(self, epoch: int | None = None) -> PlanReport:
         """Return figures about the batches of an epoch, compared with those of the epoch before.
 
-        Epoch 0 is compared with epoch 1. Both epochs are planned. There is no comparison without ``shuffle``, or if the
-        order of another epoch is not known. With ``shapes`` the epoch is also planned without them. One warning says
-        if successive steps hold samples of similar size, because the run began with more ranks than it has now.
+        Epoch 0 is compared with epoch 1, as is the first epoch after the data of a mixture grew with the next one. Both
+        epochs are planned. There is no comparison without ``shuffle``, or if the order of another epoch is not known.
+        With ``shapes`` the epoch is also planned without them. One warning says if successive steps hold samples of
+        similar size, because the run began with more ranks than it has now.
 
         Args:
-            epoch: The current one by default.
+            epoch: The current one by default; where the data of a mixture grew after it, the next one.
         """
-        epoch = self.epoch if epoch is None else checked_epoch(epoch)
         planner, other, without_shapes = self._planner, None, None
+        first = planner.order.first_epoch
+        epoch = max(self.epoch, first) if epoch is None else checked_epoch(epoch)
         if self.options.shuffle and planner.order.knows_epochs:
-            other = self.plan(epoch - 1 if epoch else 1)
+            other = self.plan(epoch - 1 if epoch > first else epoch + 1)
         if self.options.shapes is not None:
             unlimited = planner.without_shapes()
             without_shapes = self._batch_plan(unlimited, unlimited.plan(epoch, self._run.history), epoch)

@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
+from itertools import accumulate
 from typing import Any
 
 from headrace.weighted_sampler._arguments import SEED_BOUND, listed, short
@@ -26,24 +27,27 @@ def data_identity(dataset: object) -> object:
     return [data_identity(part) for part in parts] if isinstance(parts, (list, tuple)) else None
 
 
-def prefix_identity(dataset: object, ends: Sequence[int]) -> object:
+def prefix_identity(dataset: Sized, length: int, ends: Sequence[int] | None = None) -> object:
     """Return the ``data_identity`` that a dataset had before it grew; None where it cannot say it.
 
     Args:
         dataset: With its present samples.
-        ends: Ends of the parts that it had, of a concatenation; of any other dataset its number of samples.
+        length: Number of samples that it had.
+        ends: Ends of the parts that a concatenation had, where they are known; by default the parts up to ``length``,
+            without empty ones at the end of data that grew.
     """
-    length = ends[-1] if ends else 0
-    own = getattr(dataset, "fingerprint", None)
+    own, parts = getattr(dataset, "fingerprint", None), getattr(dataset, "datasets", None)
+    if length == len(dataset) and (ends is None or isinstance(own, (str, int))):
+        return data_identity(dataset)
     if isinstance(own, (str, int)):
-        if length == len(dataset):  # type: ignore[arg-type]  # a dataset has a length
-            return str(own)
         of = getattr(dataset, "prefix_fingerprint", None)
         return of(length) if callable(of) else None
-    parts = getattr(dataset, "datasets", None)
     if not isinstance(parts, (list, tuple)):
         return None
-    return [prefix_identity(part, [end - begin]) for part, begin, end in zip(parts, [0, *ends], ends, strict=False)]
+    if ends is None:
+        now = accumulate(map(len, parts))
+        ends = [min(end, length) for part, end in zip(parts, now, strict=True) if end - len(part) < length]
+    return [prefix_identity(part, end - begin) for part, begin, end in zip(parts, [0, *ends], ends, strict=False)]
 
 
 def check_state(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
-from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, shown
+from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, short, shown
 from headrace.weighted_sampler._caps import cap_passes
 from headrace.weighted_sampler._growth import Growth, changed, grown
 from headrace.weighted_sampler._mixture import DEALS
@@ -27,6 +27,7 @@ from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._shared.keywords import explains_keywords
 from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, refuse_sharding_again
+from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
 from headrace.weighted_sampler._states import (
     DIGEST_DIGITS,
     check_fingerprint,
@@ -292,6 +293,11 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         return self._fingerprint_of(self._order.mixture.stages_before(epoch, self.epoch_length))
 
     @property
+    def first_epoch(self) -> int:
+        """The first epoch of the present data: where they grew last, or 0."""
+        return 0 if self._growth is None else self._growth.epoch
+
+    @property
     def position(self) -> int:
         """Number of samples of the epoch's global sequence that the latest iteration has consumed, on all ranks.
 
@@ -442,9 +448,17 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             reweights: Changes of the weights that the state holds; they end there.
 
         Raises:
+            StateMismatchError: If the mixture of the state has another seed.
             ValueError: If the sources are not those of the state, with more samples after them, or more sources.
         """
         before = self.at_mixture(mixture)
+        if mixture["seed"] != self.seed:
+            raise StateMismatchError(
+                f"state is of a mixture of seed={short.repr(mixture['seed'])}, this {type(self).__name__} has "
+                f"seed={self.seed}",
+                f"its passes could not continue; construct the mixture with seed={short.repr(mixture['seed'])}",
+                ["seed"],
+            )
         before.reweights = reweights
         old, new = before._spec.sources, self._spec.sources
         if self._recorded is None or not _are_prefixes(old, new):
@@ -453,8 +467,9 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 f"others after them, got ranges {_some(new.ranges)} for {_some(old.ranges)}: give new samples of an "
                 "earlier source as a source of their own after the others"
             )
-        ends = [end for _, end in old.ranges] if not old.by_range else [before._spec.length]
-        same = digest(prefix_identity(self.dataset, ends), old.identity())
+        ends = None if old.by_range else [end for _, end in old.ranges]
+        data = cast("Sized", self.dataset)
+        same = digest(prefix_identity(data, before._spec.length, ends), old.identity())
         if same != before._data:
             raise ValueError(
                 f"accept={{'data'}} needs data whose first {before._spec.length:,} samples are those of the state, got "
@@ -684,14 +699,14 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         if DATA in accept and recorded is not None and not self._has_sources_of(recorded):
             before = self.at_mixture(recorded)
             _check_fingerprint(saved, before, epoch, position)
-            if position not in (0, before.epoch_length):
+            if not before._is_over(position) and position:
                 raise ValueError(
                     "accept={'data'} needs a state of the beginning or the end of an epoch, got "
                     f"position={position} of {before.epoch_length}: resume with the data of the state, and let them "
                     "grow at the end of its epoch"
                 )
             now.mixture = self.grown(recorded, epoch + (position > 0))
-            position = now.epoch_length if position else 0
+            position = now.epoch_length if position else 0  # what drop_last leaves out does not come
         else:
             _check_fingerprint(saved, now, epoch, position)
         checked_int("state['position']", position, 0, self.epoch_length)
@@ -710,12 +725,14 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         >>> WeightedDistributedSampler(range(6), {(0, 2): 3, (2, 6): 1}, num_replicas=1, rank=0).asked_shares()
         ('sample', {'0-2': 0.6, '2-6': 0.4})
         """
-        origin = self._order.mixture.origin(self.epoch)
+        epoch = max(self.epoch, self.first_epoch)
         per = "sample" if self._spec.means is None else "token"
-        return per, asked_of_epoch(self._spec, origin, self.epoch)
+        return per, asked_of_epoch(self._spec, self._order.mixture.origin(epoch), epoch)
 
     def report(self) -> MixtureReport:
         """Count the requested and delivered samples of the current epoch, by source; iterations are not affected.
+
+        Where the data grew after this epoch, it is over, and the report is of the next one, `first_epoch`.
 
         With ``per="token"`` this computes the order of the epoch, to find the largest deviation.
         """
@@ -725,7 +742,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             self._order,
             np.sort(self._padding(0)),
             np.arange(end, self.epoch_length),
-            epoch=self.epoch,
+            epoch=max(self.epoch, self.first_epoch),
             num_replicas=self.num_replicas,
         )
 
@@ -793,6 +810,13 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         rest = max(0, self.epoch_length - start)
         steps = rest // num_replicas if self.drop_last else -(-rest // num_replicas)
         return start + steps * num_replicas  # positions beyond the epoch's end mean its first positions
+
+    def _is_over(self, position: int) -> bool:
+        """Whether no samples are left of an epoch at a position, beside those that ``drop_last`` leaves out."""
+        length = self.epoch_length
+        if position >= length or not self.drop_last:
+            return position == length
+        return self._end(position, self.num_replicas) == position
 
     def _fingerprint_of(self, stages: int) -> str:
         if stages not in self._fingerprints:

@@ -42,6 +42,7 @@ class OwnOrder(NoSampler):
     sampler = None
     is_mixture = False
     knows_epochs = epochs_differ = True
+    first_epoch = 0
     fingerprint = None
     mixed = NOT_MIXED
 
@@ -252,6 +253,16 @@ class SamplerOrder:
         """Return the changes of the mixture's weights, with another one from a draw on."""
         self.require_mixture()
         return list(self.sampler.reweighted(weights, draw))
+
+    @property
+    def first_epoch(self) -> int:
+        """The first epoch whose order is that of the present data: where those of a mixture grew, or 0."""
+        return int(getattr(self.sampler, "first_epoch", 0))
+
+    def has_other_sources(self, recorded: Mapping[str, Any]) -> bool:
+        """Whether recorded settings are of a mixture of other sources."""
+        before, mixture = recorded.get("mixture"), self.mixed.mixture
+        return mixture is not None and before is not None and self.sampler.continuing(before) is None
 
     def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of the mixture as it continues one of recorded settings."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.record import RECORD
+from headrace.size_aware_batching._shared.run import Order
 from headrace.size_aware_batching._shared.state_mismatch import StateMismatchError
 from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
@@ -68,6 +69,8 @@ class _Compared(Protocol):
     def has_cost_function(self) -> bool: ...
     @property
     def is_mixture(self) -> bool: ...
+    @property
+    def order(self) -> Order: ...
     def at(self, settings: Mapping[str, Any], /) -> _Compared: ...
     def parts(self, order: str | None = None) -> dict[str, Any]: ...
     def fingerprint_at(self, epoch: int, /) -> str: ...
@@ -93,6 +96,7 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
         raise StateMismatchError(f"{_EXPECTED} that {_OTHER_CLASS[0]}", _OTHER_CLASS[1], ["version"])
     n, options = settings["n"], recorded["options"]
     n_recorded = recorded.get("n", n)
+    grew = n_recorded < n or (n_recorded == n and planner.order.has_other_sources(recorded))
     # Which function it was, a state does not say.
     functions = {name for name, value in options.items() if value == FUNCTION != settings["options"].get(name)}
     accept = {*accept} - functions
@@ -100,10 +104,10 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
     def with_recorded(names: Collection[str]) -> _Compared:
         """Return the planner with some of the state's arguments, and its number of samples."""
         changed = {name: value for name, value in options.items() if name in names}
-        mixed = {name: recorded[name] for name in ("mixture", "reweight") if n_recorded < n and name in recorded}
+        mixed = {name: recorded[name] for name in ("mixture", "reweight") if grew and name in recorded}
         return planner.at({**settings, **mixed, "options": {**settings["options"], **changed}, "n": n_recorded})
 
-    if accept and (DATA in accept or n_recorded == n) and n_recorded <= n:
+    if accept and (DATA in accept or not grew) and n_recorded <= n:
         with suppress(ValueError):  # of arguments that do not go together, as a cost without its strategy
             accepted = with_recorded(accept)
             if (own := accepted.fingerprint_at(epoch)) == other:
@@ -119,7 +123,7 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
             names.remove("cost")
     other_function = other_function or not functions.isdisjoint(names)
     acceptable = {*names} if {*names} <= {*CHANGEABLE} and not other_function else set[str]()
-    if n_recorded < n and (names == ["sizes"] or with_recorded(()).fingerprint_at(epoch) == other):
+    if grew and (names == ["sizes"] or with_recorded(()).fingerprint_at(epoch) == other):
         acceptable = {DATA}
     details = {name: _short(parts[name]) for name in names if name not in ("sampler", "sizes")}
     if "sizes" in names and "n" in recorded:

@@ -68,6 +68,9 @@ class Order(Protocol):
     def reweighted(self, weights: Any, draw: int, /) -> list[Any]:
         """Return the changes of a mixture's weights, with another one from a draw on."""
 
+    def has_other_sources(self, recorded: Settings, /) -> bool:
+        """Return whether recorded settings are of a mixture of other sources."""
+
     def continuing(self, recorded: Settings, /) -> dict[str, Any]:
         """Return the settings of the mixture as it continues one of recorded settings."""
 
@@ -155,6 +158,10 @@ class NoSampler:
         """Refuse: there is no mixture."""
         self.require_mixture()
         return []
+
+    def has_other_sources(self, _recorded: Settings) -> bool:
+        """There is no mixture."""
+        return False
 
     def continuing(self, recorded: Settings) -> dict[str, Any]:
         """Return the changes of weights, which are refused."""
@@ -268,6 +275,11 @@ class Run:
     def plan(self, epoch: int) -> EpochPlan:
         """Return the plan of a complete epoch with the present settings."""
         return self.planner.plan(epoch, self.history)
+
+    def planner_of(self, epoch: int) -> Planner:
+        """Return the planner of an epoch: with the settings of its beginning if it is past, else the present one."""
+        settings = self._settings_of(epoch)
+        return self.planner if settings is None else self._planner_at(settings)
 
     def current_plan(self, position: int | None = None, world: int | None = None) -> EpochPlan:
         """Return the plan that holds at a position of this epoch, by default the current one.
@@ -604,7 +616,8 @@ class Run:
         planner = planner.at({**planner.settings, **planner.order.continuing(recorded)})
         accepted = planner.accepts(state, recorded, accept)
         n = planner.settings.get("n")
-        if has_grown := accepted and recorded.get("n", n) != n:
+        has_grown = accepted and (recorded.get("n", n) != n or planner.order.has_other_sources(recorded))
+        if has_grown:
             # An epoch that was over stays as it was.
             planner = planner.at({**planner.settings, **planner.order.grown(recorded, epoch + (position > 0))})
         if self._cursor.overrules(epoch):

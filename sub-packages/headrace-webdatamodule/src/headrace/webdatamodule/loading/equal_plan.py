@@ -288,7 +288,8 @@ class EqualPlanner:
         options = vars(self.options)
         n, then = recorded.get("n", self.n), {**options, **recorded["options"]}
         changed = {name: then[name] for name in options if then[name] != options[name]}
-        changed |= {DATA: n} if n < self.n else {}
+        if n < self.n or (n == self.n and self.order.has_other_sources(recorded)):
+            changed[DATA] = n
         accepted = {name: value for name, value in changed.items() if name in accept}
         if accepted:
             others = {name: accepted.get(name, value) for name, value in options.items()}

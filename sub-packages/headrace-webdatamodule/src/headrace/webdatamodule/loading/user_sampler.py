@@ -203,6 +203,11 @@ class UserSampler:
         self.require_mixture()
         return list(self.sampler.reweighted(weights, draw))
 
+    def has_other_sources(self, recorded: Mapping[str, Any]) -> bool:
+        """Whether recorded settings are of a mixture of other sources."""
+        before, mixture = recorded.get("mixture"), self.mixed.mixture
+        return mixture is not None and before is not None and self.sampler.continuing(before) is None
+
     def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of the mixture as it continues one of recorded settings."""
         before, mixture = recorded.get("mixture"), self.mixed.mixture
