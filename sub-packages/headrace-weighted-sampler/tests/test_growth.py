@@ -250,7 +250,9 @@ def test_one_weight_per_sample_cannot_grow() -> None:
     old = WeightedDistributedSampler(range(10), np.ones(10), num_replicas=1, rank=0)
     new = WeightedDistributedSampler(range(12), np.ones(12), num_replicas=1, rank=0)
     assert old.state_dict()["mixture"] is None
-    assert "a dataset of 10 samples, this one has 12" in refusal(old, new, **GROW)
+    message = refusal(old, new, **GROW)
+    assert "a dataset of 10 samples, this one has 12" in message
+    assert "a mixture with one weight for each sample cannot grow" in message
 
 
 @pytest.mark.parametrize(
@@ -343,3 +345,35 @@ def test_the_report_after_a_growth_is_of_the_first_epoch_of_the_new_data(at_end:
     assert new.first_epoch == 1
     assert new.report().epoch == 1
     assert sum(line.delivered for line in new.report().sources) == 14
+
+
+@pytest.mark.parametrize("options", [{}, {"per": "token"}, {"stopping": "drop_exhausted"}])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_coverage_and_repeats_count_the_draws_over_the_old_sizes(options: dict[str, Any], epochs: int) -> None:
+    drawn, state, epoch = list[int](), None, 0
+    if options != {"stopping": "drop_exhausted"}:
+        options = options | {"epoch_length": 13}
+    for length in (8, 17, 40):
+        sampler = mixture({"a": length}, {"a": 1}, **options)
+        if state is not None:
+            sampler.load_state_dict(state, **GROW)
+        for _ in range(epochs):
+            drawn += epoch_of(sampler, epoch)
+            [line] = sampler.report().sources
+            assert (line.seen, line.repeats) == (len(set(drawn)), len(drawn) - len(set(drawn)))
+            epoch += 1
+        sampler.set_epoch(epoch)
+        state = sampler.state_dict()
+
+
+def test_a_cap_that_keeps_new_samples_out_warns() -> None:
+    def make(size: int, passes: int) -> WeightedDistributedSampler:
+        return mixture({"a": 100, "b": size}, {"a": 1, "b": 1}, max_passes={"b": passes}, epoch_length=30)
+
+    old = make(10, 2)
+    list(old)
+    new = make(17, 2)
+    with pytest.warns(UserWarning, match="max_passes lets 'b' leave before its new samples are drawn"):
+        new.load_state_dict(old.state_dict(), **GROW)
+    assert [line.coverage for line in new.report().sources if line.name == "b"] == [10 / 17]
+    make(17, 3).load_state_dict(old.state_dict(), **GROW)

@@ -187,6 +187,17 @@ def test_reports_after_a_growth(at_end: bool) -> None:
             after.report(0)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_mixture_on_one_side_only_is_said(reverse: bool) -> None:
+    plain = DistributedBatchSampler(140 - 40 * reverse, 7, num_replicas=1, rank=0)
+    count = 100 + 40 * reverse
+    mixed = loader_of("equal", count, WeightedDistributedSampler(range(count), {(0, count): 1}, num_replicas=1, rank=0))
+    before, after = (plain, mixed) if reverse else (mixed, plain)
+    with pytest.raises(ValueError, match="only one of checkpoint and sampler is of a mixture") as refused:
+        after.load_state_dict(before.state_dict(), accept={"data"})
+    assert "go on with" not in str(refused.value)
+
+
 def loader_of(kind: str, count: int, mixture: Any) -> Any:
     if kind == "equal":
         return DistributedBatchSampler(count, 7, sampler=mixture, num_replicas=1, rank=0)

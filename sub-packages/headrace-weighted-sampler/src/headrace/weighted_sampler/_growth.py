@@ -39,19 +39,29 @@ class GrownPasses(SourceEpochs):
 
     def __init__(self, size: int, key: int, before: SourceEpochs, drawn: int) -> None:
         super().__init__(size, key)
-        self._before = before
+        self._before, self._drawn = before, drawn
         self._number, self._done = divmod(drawn, before.size) if before.size else (0, 0)
         self._left = before.size - self._done if self._done else 0  # of the pass under way
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a pass over the old samples is not at its end."""
-        return self._left > 0
 
     @property
     def first(self) -> int:
         """Number of the next draw."""
         return self._number * self.size + (self.size - self._left if self._left else 0)
+
+    def size_of(self, number: int) -> int:
+        """Number of samples of a pass."""
+        is_new = number > self._number or (number == self._number and not self._left)
+        return self.size if is_new else self._before.size_of(number)
+
+    def count(self, draws: int) -> int:
+        """How many draws there were before one of this number."""
+        return self._before.count(self._drawn) + draws - self.first
+
+    def seen(self, draws: int) -> int:
+        """How many distinct samples there were before a draw of this number."""
+        if self._left and draws // self.size == self._number:
+            return self._before.seen(self._drawn + draws - self.first)
+        return super().seen(draws)
 
     def __call__(self, draws: Indices) -> Indices:
         """Return the elements of some draws, shape ``[m]``."""
@@ -180,8 +190,7 @@ def grown(
         size, count, sizes = known.get(begin, (0, 0, ())) if end > begin else (0, 0, ())
         if size and size < end - begin:
             sizes = (*sizes, (size, count))
-            passes = _grown_passes(seed, begin, end, sizes)
-            count, sizes = passes.first, sizes if passes.is_under_way else ()
+            count = _grown_passes(seed, begin, end, sizes).first
         first.append(count)
         earlier.append(tuple(sizes))
     return Growth(epoch, tuple(first), tuple(earlier))

@@ -168,6 +168,23 @@ class SourceEpochs:
             return self._short_epoch(first)[elements] if first == last else self._short(epochs, elements)
         return self._long_epoch(first, elements) if first == last else self._long(epochs, elements)
 
+    def size_of(self, _number: int) -> int:
+        """Number of samples of a pass."""
+        return self.size
+
+    def count(self, draws: int) -> int:
+        """How many draws there were before one of this number."""
+        return draws
+
+    def seen(self, draws: int) -> int:
+        """How many distinct samples there were before a draw of this number."""
+        number, done = divmod(draws, self.size) if self.size else (0, 0)
+        whole = self.size_of(number - 1) if number else 0  # of the pass before
+        if not whole or whole == self.size:
+            return whole or done
+        blocks = range(draws - done, draws, MAX_SHUFFLED)
+        return whole + sum(int((self(np.arange(low, min(low + MAX_SHUFFLED, draws))) >= whole).sum()) for low in blocks)
+
     def _keys(self, epochs: Indices) -> Words:
         return fold_in(np.atleast_1d(self._key), epochs.astype(np.uint64))
 

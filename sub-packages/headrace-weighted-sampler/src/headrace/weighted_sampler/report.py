@@ -214,6 +214,7 @@ def mixture_report(
     token_shares = _token_shares(spec, order, padded, dropped, epoch)
     asked_token_shares = _asked_token_shares(spec, asked)
     weights = spec.weights[mixture.stage_at(begin)]
+    ever_drawn = _ever_drawn(spec, order, after)
     lines = tuple(
         SourceReport(
             name=part.name,
@@ -223,8 +224,8 @@ def mixture_report(
             draws=after[place] - before[place],
             delivered=delivered[place],
             share=delivered[place] / total,
-            seen=min(part.size, after[place]),
-            repeats=max(0, after[place] - part.size),
+            seen=ever_drawn[place][0],
+            repeats=ever_drawn[place][1],
             asked_token_share=asked_token_shares[place],
             token_share=token_shares[place],
             groups=part.groups,
@@ -251,6 +252,22 @@ def mixture_report(
         deviation=deviation,
         deviation_bound=most,
     )
+
+
+def _ever_drawn(spec: MixtureSpec, order: SampleOrder, after: Sequence[int]) -> list[tuple[int, int]]:
+    """Count the distinct samples of each source among its draws since epoch 0, and the draws beyond these."""
+    if spec.growth is None:
+        sizes = [part.size for part in spec.sources.parts]
+        return [(min(size, count), max(0, count - size)) for size, count in zip(sizes, after, strict=True)]
+    growth = spec.growth
+    counts = []
+    passes_of = source_epochs(order.mixture.seed, spec.sources.ranges, growth)
+    draws_there = order.mixture.draws_before(growth.epoch)
+    for passes, first, there, now in zip(passes_of, growth.first, draws_there, after, strict=True):
+        draws = first + now - there
+        seen = passes.seen(draws)
+        counts.append((seen, passes.count(draws) - seen))
+    return counts
 
 
 def _count_draws(order: SampleOrder, epoch: int, positions: Indices) -> list[int]:

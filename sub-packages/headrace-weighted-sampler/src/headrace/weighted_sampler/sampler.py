@@ -4,6 +4,7 @@ from __future__ import annotations  # help() shows the names of types, not the u
 
 import math
 import operator
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from fractions import Fraction
@@ -16,13 +17,13 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from headrace.weighted_sampler._arguments import MAX_POSITION, SEED_BOUND, as_bool, short, shown
 from headrace.weighted_sampler._caps import cap_passes
-from headrace.weighted_sampler._growth import Growth, changed, grown
+from headrace.weighted_sampler._growth import Growth, changed, grown, source_epochs
 from headrace.weighted_sampler._mixture import DEALS
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec, parse_mixture
 from headrace.weighted_sampler._permutation import Indices, below
 from headrace.weighted_sampler._recorded_mixture import arguments_of, is_plain_weight, plain_weights, recorded_mixture
 from headrace.weighted_sampler._shared.checks import checked_int
-from headrace.weighted_sampler._shared.cursor import EpochCursor
+from headrace.weighted_sampler._shared.cursor import EpochCursor, level_of_loop
 from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._shared.keywords import explains_keywords
 from headrace.weighted_sampler._shared.random import fold_in
@@ -152,7 +153,8 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         max_passes: ``{source: passes}``, with the keys of the weights: a source leaves the mixture when each of its
             samples was drawn this many times, counted from epoch 0; the others share its weight in proportion. These
             positions are known in advance: ``report()`` lists them and ``plot()`` draws the shares. With
-            ``per="token"`` the constructor sums the sizes up to the last of these positions.
+            ``per="token"`` the constructor sums the sizes up to the last of these positions. Where data grow in the
+            last pass of a source, its new samples are not drawn, and the load warns.
 
     Raises:
         TypeError: If ``dataset`` has no length or an argument has the wrong type.
@@ -475,9 +477,32 @@ class WeightedDistributedSampler(DistributedSampler[int]):
                 f"accept={{'data'}} needs data whose first {before._spec.length:,} samples are those of the state, got "
                 "others, or a dataset with a fingerprint and without prefix_fingerprint(n_samples), which cannot say it"
             )
-        drawn = before._order.mixture.draws_before(epoch)
+        drawn = before._drawn_before(epoch)
         growth = grown(before._growth, old.ranges, new.ranges, drawn, epoch, self.seed)
+        self._warn_of_caps(growth)
         return {**self._recorded, "growth": growth.plain()}
+
+    def _drawn_before(self, epoch: int) -> list[int]:
+        """Number of each source's next draw at the beginning of an epoch."""
+        draws_before, growth = self._order.mixture.draws_before, self._growth
+        if growth is None:
+            return draws_before(epoch)
+        counts = zip(growth.first, draws_before(growth.epoch), draws_before(epoch), strict=True)
+        return [first + now - there for first, there, now in counts]
+
+    def _warn_of_caps(self, growth: Growth) -> None:
+        """Warn of sources that grew and leave the mixture before any of their new samples is drawn."""
+        sources = self._spec.sources
+        passes_of = source_epochs(self.seed, sources.ranges, growth)
+        for place, passes in (self._recorded or {}).get("max_passes", ()):
+            part = sources.parts[place]
+            if growth.earlier[place] and passes_of[place].size_of(passes - 1) < part.size:
+                warnings.warn(
+                    f"max_passes lets {part.name!r} leave before its new samples are drawn: its last pass began with "
+                    "the old ones. Raise its max_passes, or give the new samples as a source of their own",
+                    UserWarning,
+                    stacklevel=level_of_loop(self),
+                )
 
     def _has_sources_of(self, mixture: Mapping[str, Any]) -> bool:
         """Whether a recorded mixture has the same sources."""
@@ -708,6 +733,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             now.mixture = self.grown(recorded, epoch + (position > 0))
             position = now.epoch_length if position else 0  # what drop_last leaves out does not come
         else:
+            self._refuse_growth_by_sample(saved, recorded, accept)
             _check_fingerprint(saved, now, epoch, position)
         checked_int("state['position']", position, 0, self.epoch_length)
         latest = self._cursor.iteration
@@ -810,6 +836,16 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         rest = max(0, self.epoch_length - start)
         steps = rest // num_replicas if self.drop_last else -(-rest // num_replicas)
         return start + steps * num_replicas  # positions beyond the epoch's end mean its first positions
+
+    def _refuse_growth_by_sample(self, saved: str, recorded: object, accept: Collection[str]) -> None:
+        length = int(saved[:_LENGTH_DIGITS], 16)
+        if DATA in accept and length != self._spec.length and (recorded is None or self._recorded is None):
+            raise StateMismatchError(
+                f"state was saved with a dataset of {length} samples, this one has {self._spec.length}, and a mixture "
+                "with one weight for each sample cannot grow",
+                "resume with the data of the saved run, or give weights of datasets or ranges from the beginning",
+                [DATA],
+            )
 
     def _is_over(self, position: int) -> bool:
         """Whether no samples are left of an epoch at a position, beside those that ``drop_last`` leaves out."""

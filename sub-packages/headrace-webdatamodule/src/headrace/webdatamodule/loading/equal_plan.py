@@ -27,6 +27,7 @@ _OTHER_RUN = (
     "it was saved with other samples, sizes, weights, batch size or budget; use those, or start without the checkpoint"
 )
 _OF_A_MIXTURE = "its data, weights, semantics, sizes, epoch_length, drop_last and the earlier part of its schedule"
+_ONE_MIXTURE = "; only one of checkpoint and sampler is of a mixture: give sampler= as in the run that saved it"
 _REWEIGHTED = (
     "the state holds a reweight of its run at draw {draw:,} and applies it by itself: construct the mixture with "
     "the weights of the run's beginning"
@@ -298,7 +299,9 @@ class EqualPlanner:
             if self.at({**self.settings, **old}).fingerprint_at(epoch) == saved:
                 return True
         cure = _OTHER_RUN
-        if changed:
+        if (recorded.get("mixture") is None) != (self.mixed.mixture is None):
+            cure += _ONE_MIXTURE
+        elif changed and not changed.keys() <= {*accept}:
             here = {**options, DATA: f"{self.n} samples"}
             differs = ", ".join(f"{name} ({value}, here {here[name]})" for name, value in changed.items())
             cure += f"; it differs in {differs}: go on with accept={sorted({*changed, *accept})}"
