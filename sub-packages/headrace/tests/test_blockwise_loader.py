@@ -62,8 +62,17 @@ def test_steps_past_and_coming_are_known_to_the_loader() -> None:
     assert ranks[1].replay(3) == steps[3][1]
     with pytest.raises(ValueError, match="cannot exclude samples"):
         ranks[0].exclude([3])
-    with pytest.raises(TypeError, match=r"must have skip\(\) for that"):
-        ranks[0].skip(1)
+
+
+def test_steps_are_skipped_and_the_rest_is_exact() -> None:
+    whole, one = loader(1), loader(1)
+    everything = list(whole)
+    batches = iter(one)
+    first = next(batches)
+    skipped = one.skip(2).tolist()
+    rest = list(batches)
+    assert [first, *rest] == [everything[0], *everything[3:]]
+    assert sorted(skipped) == sorted(int(index) for batch in everything[1:3] for index in batch)
 
 
 def test_the_command_says_that_blocks_are_asked_for_in_python(tmp_path: Path, capsys: Any) -> None:
