@@ -422,7 +422,7 @@ def test_only_what_the_ramp_needs_is_planned_together() -> None:
         ),
         ({"shuffle": False}, "curriculum=9 goes with shuffle=True"),
         ({"sampler": [1, 2]}, "curriculum=9 and sampler were both given"),
-        ({"curriculum": 0}, "curriculum must be an int >= 1, got 0"),
+        ({"curriculum": 0}, "curriculum must be an int from 1 to 2147483648, got 0"),
     ],
 )
 def test_what_has_no_order_of_lengths_is_refused(options: dict[str, Any], message: str) -> None:
