@@ -191,7 +191,7 @@ def began_on_64(make: Any) -> Any:
 def test_a_run_that_goes_on_with_fewer_ranks_is_told_of_waves_once(make: Any) -> None:
     resumed = make(num_replicas=1, rank=0)
     resumed.load_state_dict(began_on_64(make))
-    with pytest.warns(UserWarning, match=r"similar size: .* for 64 ranks, .* goes on with 1 rank\. bal") as told:
+    with pytest.warns(UserWarning, match=r"similar size: .* for 64 ranks, .* now it has 1 rank\. bal") as told:
         list(resumed)
     assert [warning.filename for warning in told] == [__file__]
     resumed.set_epoch(1)

@@ -19,9 +19,9 @@ DRAWS = 1  # purpose of the keys of passes
 class GrownPasses(SourceEpochs):
     """The passes over a source that grew: the pass under way ends with its old samples, later ones have all of them.
 
-    Draws are numbered as though the source had always been as large: the pass that was under way has the number that it
-    had, and what is left of it are its last draws. Those before were never drawn; they are the other samples, so that
-    each pass has every sample once.
+    Draws are numbered as if the source had always had its present size. The pass under way keeps its number, and its
+    remaining samples are its last draws. The earlier numbers of that pass stand for the other samples, and are never
+    drawn again, so every pass has each sample once.
 
     Args:
         size: Number of samples.

@@ -254,7 +254,7 @@ class InterleavedDataset(IterableDataset[T]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the next iteration from ``state``; the call itself reads no data.
 
-        An iterator that has yielded nothing yet resumes, too; one that has yielded an item goes on as it was. If
+        An iterator that has not yielded an item resumes there, too. One that has yielded an item is not affected. If
         ``set_epoch`` has chosen an epoch that was not iterated yet, a state of an older epoch is ignored, because
         loaders may load a state as late as in ``iter()``.
 

@@ -191,7 +191,7 @@ def correlation_warning(correlation: float, n_steps: int, balanced_ranks: int, w
         return ""
     return (
         f"successive steps hold samples of similar size: they are balanced for {balanced_ranks} ranks, with which the "
-        f"run began, and it goes on with {counted(world, 'rank')}. balanced_ranks={world} makes their order random, "
+        f"run began, but now it has {counted(world, 'rank')}. balanced_ranks={world} makes their order random, "
         f"{where}"
     )
 

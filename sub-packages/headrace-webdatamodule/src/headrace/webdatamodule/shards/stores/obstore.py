@@ -34,7 +34,7 @@ class ObstoreStore(Store):
     Args:
         url: URL of a folder or a file, with what is secret in it.
         options: Options of obstore's store.
-        timeout: Seconds for what is asked for at once.
+        timeout: Limit of one request, in seconds.
         max_connections: Ranges that are asked for at the same time, each of which takes a connection.
     """
 
