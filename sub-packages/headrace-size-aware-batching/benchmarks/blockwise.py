@@ -14,12 +14,13 @@ import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler, DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching.planning.block_planner import BlockPlanner
 
 KINDS = 16
 BUDGET = 16384
@@ -76,6 +77,11 @@ def sampler(options: argparse.Namespace, shards: Shards, ranks: int, rank: Any =
         num_replicas=ranks,
         rank=rank,
     )
+
+
+def planner(sampler: BlockwiseSizeAwareBatchSampler) -> BlockPlanner:
+    """Return what knows where blocks begin."""
+    return cast(BlockPlanner, sampler._run.planner)
 
 
 def one_block(options: argparse.Namespace) -> dict[str, Any]:
@@ -136,7 +142,7 @@ def border(options: argparse.Namespace) -> dict[str, Any]:
     """Pass the end of a block, be killed there, and resume on other ranks: is anything lost, repeated or too much?"""
     shards = Shards(options.samples, options.shards)
     start = sampler(options, shards, options.ranks, "all")
-    begin = int(start._sequence(0)[1][1])  # where the second block begins
+    begin = int(planner(start).sequence(0)[1][1])  # where the second block begins
     place = begin - 8 * options.ranks * BUDGET // 450
     next(iter(start))
     state = start.state_dict() | {"position": place, "sizes": ""}
@@ -180,7 +186,7 @@ def randomness(options: argparse.Namespace) -> dict[str, Any]:
     """Compare the order with a full shuffle."""
     shards = Shards(options.samples, options.shards)
     made = sampler(options, shards, options.ranks, "all")
-    blocks, (sequence, starts) = made._blocks, made._sequence(0)
+    blocks, (sequence, starts) = planner(made).blocks, planner(made).sequence(0)
     # Where a sample comes: its block's place, and inside that, which is shuffled whole, anywhere.
     draw = np.random.default_rng(2)
     places = draw.integers(0, options.samples, 10**6)
@@ -190,7 +196,7 @@ def randomness(options: argparse.Namespace) -> dict[str, Any]:
     at = starts[turn] + draw.integers(0, lengths[block])
     samples = blocks.samples(places)
     distance = np.abs(samples - at) / options.samples
-    means = np.array([t.mean() for t in made._sizes_of.tables])
+    means = np.array([table.mean() for table in shards.tables])
     kinds = [means[blocks.shards(number) % KINDS].mean() for number in range(made.n_blocks)]
     cuts = np.cumsum(np.concatenate([[0], shards.lengths]))
     seen, in_batch = [], []
@@ -216,7 +222,7 @@ def length(options: argparse.Namespace) -> dict[str, Any]:
     made = sampler(options, shards, options.ranks)
     begin, count = now(), min(3, made.n_blocks)
     for number in range(count):
-        made._count(0, number)
+        planner(made).count(0, number)
     found = clocked(begin)["busy"]
     return {"busy a block": found / count, "sizes": shards.busy / count, "busy all": found / count * made.n_blocks}
 
