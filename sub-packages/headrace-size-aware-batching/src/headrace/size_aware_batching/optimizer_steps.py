@@ -203,7 +203,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
             TypeError: If there is no mixture.
             ValueError: If there is one.
         """
-        self._planner.order.require_mixture()
+        self._planner.user_sampler.require_mixture()
         draws = "from the next draw" if draw is None else f"from draw {draw}"
         raise ValueError(
             f"reweight() must leave the weights of optimizer steps, got {shown(weights)} {draws} on: give them to the "

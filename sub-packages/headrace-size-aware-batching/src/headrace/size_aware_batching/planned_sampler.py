@@ -16,12 +16,12 @@ from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._validation import checked_epoch, checked_seed, counted, one_of, warn, whole_number
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.distribution import n_steps
-from headrace.size_aware_batching.planning.foreign_sampler import OwnOrder, SamplerOrder
 from headrace.size_aware_batching.planning.list_plan import ACCEPTED, correlation_warning
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, SamplerOptions, Tail
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.planner import SizeAwarePlan, SizeAwarePlanner
 from headrace.size_aware_batching.planning.samples import Samples
+from headrace.size_aware_batching.planning.user_sampler import NoUserSampler, UserSampler
 from headrace.size_aware_batching.report import CurriculumReport, PlanReport, batch_costs
 from headrace.size_aware_batching.size_aware_sampler import SizeAwareSampler, budget_in_words
 
@@ -63,9 +63,9 @@ class PlannedSampler(SizeAwareSampler):
         if cache is not None and options.strategy == "sequential":
             warn("plan_cache has no effect with strategy='sequential', which sorts nothing: leave it out")
         samples = Samples.read(sizes, options, work, cache)
-        order = OwnOrder() if sampler is None else SamplerOrder(sampler, len(samples))
+        user_sampler = NoUserSampler() if sampler is None else UserSampler(sampler, len(samples))
         super().__init__(
-            SizeAwarePlanner.of(type(self).__name__, samples, options, order, seed), num_replicas, rank, mesh
+            SizeAwarePlanner.of(type(self).__name__, samples, options, user_sampler, seed), num_replicas, rank, mesh
         )
         self._correlation_named = False  # one warning is enough
         self.draws: list[int] | None = None
@@ -139,7 +139,7 @@ class PlannedSampler(SizeAwareSampler):
                 ranks += f" x {counted(n_steps(n_batches, self.num_replicas, self.tail), 'step')}"
         return [
             counted(planner.prepared.n_samples, "sample"),
-            *([f"ordered by {type(planner.order.sampler).__name__}"] if planner.order.is_given else []),
+            *([f"ordered by {type(planner.user_sampler.sampler).__name__}"] if planner.user_sampler.is_given else []),
             budget_in_words(self.max_total_size),
             self.options.strategy,
             ranks,
@@ -210,9 +210,9 @@ class PlannedSampler(SizeAwareSampler):
             epoch: The current one by default; where the data of a mixture grew after it, the next one.
         """
         planner, other, without_shapes = self._planner, None, None
-        first = planner.order.first_epoch
+        first = planner.user_sampler.first_epoch
         epoch = max(self.epoch, first) if epoch is None else checked_epoch(epoch)
-        if self.options.shuffle and planner.order.knows_epochs:
+        if self.options.shuffle and planner.user_sampler.knows_epochs:
             other = self.plan(epoch - 1 if epoch > first else epoch + 1)
         if self.options.shapes is not None:
             unlimited = planner.without_shapes()

@@ -167,10 +167,10 @@ def _record(kind: str, state: Mapping[str, Any]) -> Any:
     if kind == EQUAL:
         with needed(WEBDATAMODULE, f"a state of {EQUAL}"):
             from headrace.webdatamodule._shared.record import RunRecord
-        return RunRecord.of(state)
+        return RunRecord.from_state(state)
     with needed(SIZE_AWARE, f"a state of {BY_SIZE}"):
         from headrace.size_aware_batching._shared.record import RunRecord as RecordOfSizes
-    return RecordOfSizes.of(state)
+    return RecordOfSizes.from_state(state)
 
 
 def epoch_of(sampler: Any, record: Any, step: int) -> int:

@@ -16,11 +16,11 @@ class Place(NamedTuple):
 
     Attributes:
         position: Number of samples before it, those of all ranks together.
-        inside: What else the plan needs to continue there, in JSON; only the plan reads it.
+        plan_state: What else the plan needs to continue there, in JSON; only the plan reads it.
     """
 
     position: int
-    inside: tuple[Any, ...] = ()
+    plan_state: tuple[Any, ...] = ()
 
 
 class PlannedBatch(NamedTuple):
@@ -82,8 +82,8 @@ class EpochPlan(Protocol):
     def end(self) -> int:
         """The position where it ends."""
 
-    def steps(self, place: Place, world: int, keep_order: bool, /) -> Iterator[Steps]:
-        """Yield the steps from a place on; ``keep_order``: do not balance the last ones over the ranks."""
+    def steps(self, place: Place, world: int, all_ranks: bool, /) -> Iterator[Steps]:
+        """Yield the steps from a place on; one process that takes ``all_ranks`` needs no balance of the last ones."""
 
     def n_steps(self, place: Place, world: int, most: int = NO_LIMIT, /) -> int:
         """Return the number of steps from a place on, or ``most`` if there are more."""

@@ -13,13 +13,13 @@ from .epoch_plan import Place
 
 Change = dict[str, Any]
 RECORD = ("step", "starts", "run")  # what a state has of it
-_PLACE = ("epoch", "position", "step")
-_PLAIN = ("world", "all", "n", "mixture", "accumulate")
+_COORDINATES = ("epoch", "position", "step")  # of a change
+_OVERWRITTEN = ("world", "all", "n", "mixture", "accumulate")  # by a change that has them
 _LARGEST = 2**62
 
 
-class Part(NamedTuple):
-    """Steps of an epoch that were dealt in one way: from a step and a place on, with these settings."""
+class Section(NamedTuple):
+    """Steps of an epoch with the same settings, from a step and a place on."""
 
     step: int
     place: Place
@@ -41,13 +41,12 @@ class RunRecord:
 
     - ``world``: number of ranks, and ``all``: True where one process takes the batches of all ranks;
     - ``n``: number of samples of the dataset;
-    - ``mixture``: the mixture of the order, as it records itself; where ``n`` is another one too, the weights that were
-      changed before end;
+    - ``mixture``: what a mixture records of itself; a change that has ``n``, too, ends the ``reweight`` before it;
     - ``options``: arguments that decide which batches there are; a change has only those that differ;
     - ``exclude``: samples left out; a change has only those that are new;
     - ``skip``: samples that are passed over there, once;
     - ``accumulate``: micro-batches of an optimizer step, where a run has those;
-    - ``inside``: what else a plan needs to continue there, as in `Place`;
+    - ``inside``: the ``plan_state`` of the `Place`, if a plan needs that to continue there;
     - ``reweight``: weights of a mixture that hold from a draw on, as the mixture has them; a change has only those that
       are new.
 
@@ -67,7 +66,7 @@ class RunRecord:
         self.step = 0  # that comes next
         self.starts: list[list[int]] = []  # of each epoch that began: the epoch, and its first step
         self.changes: list[Change] = []
-        self.place = 0, 0  # epoch and position where an iteration began last
+        self.began_at = 0, 0  # epoch and position of the latest beginning of an iteration
 
     def state(self, epoch: int, position: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a state at a place has of the record, JSON; where the run is about to go back, of what is kept.
@@ -82,19 +81,21 @@ class RunRecord:
         return record._as_state(record.step, record.changes)
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> RunRecord:
+    def from_state(cls, state: Mapping[str, Any]) -> RunRecord:
         """Return the record of a state.
 
         Raises:
             ValueError: If it was changed.
         """
         record, place = cls(), (state["epoch"], state["position"])
-        record.place = place
+        record.began_at = place
         step: Any = state.get("step")
         starts, changes = state.get("starts"), state.get("run")
-        if not (_whole(step) and isinstance(starts, list | tuple) and isinstance(changes, list | tuple) and changes):
+        if not (_is_count(step) and isinstance(starts, list | tuple) and isinstance(changes, list | tuple) and changes):
             raise ValueError("state must have step, starts and run as state_dict() returned them: it was changed")
-        if not all(isinstance(one, list | tuple) and len(one) == 2 and all(map(_whole, one)) for one in starts) or any(
+        if not all(
+            isinstance(start, list | tuple) and len(start) == 2 and all(map(_is_count, start)) for start in starts
+        ) or any(
             epoch >= later or first > next_first
             for (epoch, first), (later, next_first) in pairwise([*starts, [place[0] + 1, step]])
         ):
@@ -103,8 +104,8 @@ class RunRecord:
             )
         before: tuple[Any, ...] = (0, 0, 0)
         for change in changes:
-            now = tuple(change.get(name) for name in _PLACE) if isinstance(change, Mapping) else ()
-            if not (len(now) == len(_PLACE) and all(map(_whole, now)) and before <= now and now[:2] <= place):
+            now = tuple(change.get(name) for name in _COORDINATES) if isinstance(change, Mapping) else ()
+            if not (len(now) == len(_COORDINATES) and all(map(_is_count, now)) and before <= now and now[:2] <= place):
                 raise ValueError("state['run'] must be changes in the order of their steps: it was changed")
             if not _is_change(change):
                 raise ValueError(
@@ -116,7 +117,7 @@ class RunRecord:
         return record
 
     def at(self, epoch: int, position: int, steps: int) -> dict[str, Any]:
-        """Return what a state has of the record at a place so many steps after the present one, or before it."""
+        """Return the record in a state at a place so many steps after the current one, or before it."""
         changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
         return self._as_state(max(0, self.step + steps), changes)
 
@@ -125,24 +126,24 @@ class RunRecord:
         return {"step": step, "starts": [list(start) for start in self.starts], "run": tuple(changes)}
 
     def settings(self, epoch: int, position: int) -> dict[str, Any]:
-        """Return what holds from a place on: all changes up to there, in one."""
-        held: dict[str, Any] = {"options": {}, "exclude": [], "reweight": []}
+        """Return the settings at a place: all changes up to there together."""
+        settings: dict[str, Any] = {"options": {}, "exclude": [], "reweight": []}
         for change in self.changes:
             if (change["epoch"], change["position"]) > (epoch, position):
                 break
-            held = _folded(held, change)
-        return held
+            settings = _with_change(settings, change)
+        return settings
 
     def begin(
-        self, epoch: int, position: int, settings: Mapping[str, Any], inside: Sequence[Sequence[int]] = ()
+        self, epoch: int, position: int, settings: Mapping[str, Any], plan_state: Sequence[Sequence[int]] = ()
     ) -> bool:
         """Note that an iteration begins at a place, with these settings; return whether the run goes back for it."""
         if back := self._is_rewind(epoch, position):
             self._go_back(epoch, position)
         if self.start_of(epoch) is None:
             self.starts.append([epoch, self.step])
-        self.place = epoch, position
-        self.note(epoch, position, settings, inside=inside)
+        self.began_at = epoch, position
+        self.note(epoch, position, settings, plan_state=plan_state)
         return back
 
     def note(
@@ -151,25 +152,25 @@ class RunRecord:
         position: int,
         settings: Mapping[str, Any],
         skip: int = 0,
-        inside: Sequence[Sequence[int]] = (),
+        plan_state: Sequence[Sequence[int]] = (),
     ) -> bool:
-        """Note from which place on which settings hold; return whether the rest of the epoch is planned anew for it.
+        """Note the settings from a place on; return whether the rest of the epoch has to be planned anew.
 
-        Nothing is noted if they held before, and nothing is skipped.
+        Nothing is noted if the settings were the same before and nothing is skipped.
         """
-        held = self.settings(epoch, position)
+        before = self.settings(epoch, position)
         new = {
             name: value
             for name, value in settings.items()
-            if name in _PLAIN and held.get(name, False if name == "all" else None) != value
+            if name in _OVERWRITTEN and before.get(name, False if name == "all" else None) != value
         }
         options = settings.get("options", {})
-        if changed := {name: value for name, value in options.items() if held["options"].get(name, self) != value}:
+        if changed := {name: value for name, value in options.items() if before["options"].get(name, self) != value}:
             new["options"] = changed
-        known = set(held["exclude"])
-        if excluded := [index for index in settings.get("exclude", ()) if index not in known]:
+        excluded_before = set(before["exclude"])
+        if excluded := [index for index in settings.get("exclude", ()) if index not in excluded_before]:
             new["exclude"] = excluded
-        reweights = [] if _has_grown(new) else held["reweight"]
+        reweights = [] if _has_grown(new) else before["reweight"]
         if reweighted := [change for change in settings.get("reweight", ()) if change not in reweights]:
             new["reweight"] = reweighted
         if skip:
@@ -178,27 +179,27 @@ class RunRecord:
             return False
         last = self.changes[-1] if self.changes else None
         if last is not None and (last["epoch"], last["position"]) == (epoch, position) and "skip" not in last:
-            self.changes[-1] = {**last, **_folded(last, new), **({"skip": skip} if skip else {})}
+            self.changes[-1] = {**last, **_with_change(last, new), **({"skip": skip} if skip else {})}
             self.changes[-1].pop("inside", None)
         else:
             self.changes.append({"epoch": epoch, "position": position, "step": self.step, **new})
-        if inside:
-            self.changes[-1]["inside"] = [list(each) for each in inside]
+        if plan_state:
+            self.changes[-1]["inside"] = [list(entry) for entry in plan_state]
         return self.replans(self.changes[-1])
 
-    def parts(self, epoch: int) -> list[Part]:
-        """Return the parts of an epoch that has begun, in their order."""
-        held = self.settings(epoch, 0)
-        own = [change for change in self.changes if change["epoch"] == epoch]
-        first = own[0] if own and own[0]["position"] == 0 else None
+    def sections(self, epoch: int) -> list[Section]:
+        """Return the sections of an epoch that has begun: each change begins one."""
+        settings = self.settings(epoch, 0)
+        changes = [change for change in self.changes if change["epoch"] == epoch]
+        first = changes[0] if changes and changes[0]["position"] == 0 else None
         start = self.starts[bisect_left(self.starts, epoch, key=itemgetter(0))][1]
-        parts = [Part(start, Place((first or {}).get("skip", 0)), held, first)]
-        for change in own:
+        sections = [Section(start, Place((first or {}).get("skip", 0)), settings, first)]
+        for change in changes:
             if change["position"] > 0:
-                held = _folded(held, change)
+                settings = _with_change(settings, change)
                 place = Place(change["position"] + change.get("skip", 0), tuple(change.get("inside", ())))
-                parts.append(Part(change["step"], place, held, change))
-        return parts
+                sections.append(Section(change["step"], place, settings, change))
+        return sections
 
     def replans(self, change: Change) -> bool:
         """Return whether a change makes another list of batches from there on; where the record begins, none does."""
@@ -241,8 +242,8 @@ class RunRecord:
     def _is_rewind(self, epoch: int, position: int) -> bool:
         """Return whether the run was at a later place already."""
         last, first_step = self.starts[-1] if self.starts else (-1, self.step)
-        again = position == 0 and epoch == last and self.step > first_step
-        return again or (epoch, position) < self.place or epoch < last
+        restarts = position == 0 and epoch == last and self.step > first_step
+        return restarts or (epoch, position) < self.began_at or epoch < last
 
     def _go_back(self, epoch: int, position: int) -> None:
         """Forget what came after a place; what was excluded after it is noted anew by who excludes it."""
@@ -259,20 +260,17 @@ class RunRecord:
         self.starts = [start for start in self.starts if start[0] <= epoch]
 
 
-def _folded(held: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    options = {**held.get("options", {}), **change.get("options", {})}
-    excluded = [*held.get("exclude", ()), *change.get("exclude", ())]
-    plain = {name: value for name, value in change.items() if name in _PLAIN}
-    both = {**held, **plain}
-    if options or "options" in held:
-        both["options"] = options
-    if excluded or "exclude" in held:
-        both["exclude"] = excluded
-    if "reweight" in change or "reweight" in held:
-        new = [list(one) for one in change.get("reweight", ())]  # in place of those at their draws and after
-        earlier = () if _has_grown(change) else held.get("reweight", ())
-        both["reweight"] = [list(one) for one in earlier if not new or one[0] < new[0][0]] + new
-    return both
+def _with_change(settings: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**settings, **{name: value for name, value in change.items() if name in _OVERWRITTEN}}
+    if "options" in settings or change.get("options"):
+        merged["options"] = {**settings.get("options", {}), **change.get("options", {})}
+    if "exclude" in settings or change.get("exclude"):
+        merged["exclude"] = [*settings.get("exclude", ()), *change.get("exclude", ())]
+    if "reweight" in settings or "reweight" in change:
+        new = [list(entry) for entry in change.get("reweight", ())]  # in place of those at their draws and after
+        earlier = () if _has_grown(change) else settings.get("reweight", ())
+        merged["reweight"] = [list(entry) for entry in earlier if not new or entry[0] < new[0][0]] + new
+    return merged
 
 
 def _has_grown(change: Mapping[str, Any]) -> bool:
@@ -281,28 +279,21 @@ def _has_grown(change: Mapping[str, Any]) -> bool:
 
 
 def _is_change(change: Mapping[str, Any]) -> bool:
-    excluded, reweighted, inside = (change.get(name, []) for name in ("exclude", "reweight", "inside"))
+    excluded, reweighted, plan_state = (change.get(name, []) for name in ("exclude", "reweight", "inside"))
     return (
-        all(_whole(change[name]) for name in ("world", "n", "skip") if name in change)
-        and (change.get("accumulate") is None or _whole(change["accumulate"]))
-        and isinstance(inside, list | tuple)
-        and all(isinstance(each, list | tuple) and all(map(_whole, each)) for each in inside)
+        all(_is_count(change[name]) for name in ("world", "n", "skip") if name in change)
+        and (change.get("accumulate") is None or _is_count(change["accumulate"]))
+        and isinstance(plan_state, list | tuple)
+        and all(isinstance(entry, list | tuple) and all(map(_is_count, entry)) for entry in plan_state)
         and change.get("world", 1) > 0
         and isinstance(change.get("options", {}), Mapping)
         and isinstance(change.get("mixture", {}), Mapping)
         and isinstance(excluded, list | tuple)
-        and all(map(_whole, excluded))
+        and all(map(_is_count, excluded))
         and isinstance(reweighted, list | tuple)
-        and all(isinstance(one, list | tuple) and len(one) == 2 and _whole(one[0]) for one in reweighted)
+        and all(isinstance(entry, list | tuple) and len(entry) == 2 and _is_count(entry[0]) for entry in reweighted)
     )
 
 
-def _whole(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _LARGEST
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return value.item() if hasattr(value, "item") else value

@@ -87,7 +87,7 @@ class BlockPlanner:
     """
 
     version = VERSION
-    order = NoSampler()
+    user_sampler = NoSampler()
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class BlockPlanner:
             "lengths": lengths,
             "block": block,
             "max_total_size": options.max_total_size,
-            **options.parts,
+            **options.fingerprint_parts,
             "cost": options.batch_cost.name,
             "seed": seed,
             "tail": options.tail,
@@ -138,7 +138,7 @@ class BlockPlanner:
 
     def plan(self, epoch: int, history: History) -> BlockPlan:
         """Return the plan of an epoch."""
-        return BlockPlan(self, epoch, self.options.balanced_ranks or history.world)
+        return BlockPlan(self, epoch, self.options.balanced_ranks or history.first_world)
 
     def rest(self, _epoch: int, _before: Any, _position: int) -> EpochPlan:
         """Refuse changes in the middle of an epoch."""
@@ -155,7 +155,9 @@ class BlockPlanner:
         """Refuse what is no state, or one of another version or seed; return it with plain ints."""
         return checked_state(state, self.name, self.version, self.seed, ("sizes",))
 
-    def accepts(self, state: Mapping[str, Any], _recorded: Mapping[str, Any], _accept: Collection[str]) -> bool:
+    def settings_changed(
+        self, state: Mapping[str, Any], _recorded: Mapping[str, Any], _accept: Collection[str]
+    ) -> bool:
         """Refuse a state of other settings."""
         refuse_other_settings(self._parts, self.fingerprint, state["fingerprint"])
         return False
@@ -328,7 +330,7 @@ class BlockPlan:
         balanced_ranks: Number of ranks for which steps are balanced.
     """
 
-    start, ordered = 0, False
+    start, has_draws = 0, False
 
     def __init__(self, planner: BlockPlanner, epoch: int, balanced_ranks: int) -> None:
         self.planner, self.epoch, self.balanced_ranks, self.end = planner, epoch, balanced_ranks, planner.n_samples
@@ -342,10 +344,10 @@ class BlockPlan:
         turn = index_at(self.starts, position)
         return turn, position - int(self.starts[turn])
 
-    def steps(self, place: Place, world: int, keep_order: bool) -> Iterator[Steps]:
+    def steps(self, place: Place, world: int, all_ranks: bool) -> Iterator[Steps]:
         """Yield the steps from a place on."""
         planner, positions, warnings_once = self.planner, _Positions(place.position), list[str]()
-        balance, listed = None if keep_order else planner.balance(), False
+        balance, listed = None if all_ranks else planner.balance(), False
         dealt = distribute_steps(
             self._batches(place.position, positions, warnings_once), world, planner.options.tail, balance
         )

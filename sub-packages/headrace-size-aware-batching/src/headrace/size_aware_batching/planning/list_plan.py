@@ -44,8 +44,8 @@ class ListPlan:
         tail: Policy for the last batches.
         keeps_order: Whether the last steps leave their samples in order.
         balanced_ranks: Number of ranks for which steps are balanced.
-        chosen: Whether a user decided which steps follow one another.
-        ordered: Whether a user's sampler gave the order.
+        warns_of_correlation: Whether to warn of correlated steps: a user did not decide which steps follow one another.
+        has_draws: Whether samples have draws: a user's sampler gave the order.
         start: Position where the list begins.
         retired: Samples that came before in the epoch, shape ``[n]``; None if there are none.
         reweights: Changes of a mixture's weights that the list was made with.
@@ -59,8 +59,8 @@ class ListPlan:
     tail: Tail
     keeps_order: bool
     balanced_ranks: int
-    chosen: bool
-    ordered: bool
+    warns_of_correlation: bool
+    has_draws: bool
     start: int = 0
     retired: NDArray[np.bool_] | None = None
     reweights: Sequence[Any] = ()
@@ -74,12 +74,12 @@ class ListPlan:
     def _inside(self, position: int) -> int:
         return max(0, position - self.start)
 
-    def steps(self, place: Place, world: int, keep_order: bool) -> Iterator[Steps]:
+    def steps(self, place: Place, world: int, all_ranks: bool) -> Iterator[Steps]:
         """Yield the steps from a place on."""
-        balance = None if keep_order or self.keeps_order else partial(balance_evenly, self.sized)
+        balance = None if all_ranks or self.keeps_order else partial(balance_evenly, self.sized)
         batches = self.batch_list.batches(self._inside(place.position))
         dealt, warning_once = distribute_steps(batches, world, self.tail, balance), self.warning_once
-        if not self.chosen:
+        if self.warns_of_correlation:
             dealt, correlated = with_warning_of_correlation(
                 dealt, self.sized.sizes.__getitem__, self.balanced_ranks, world, ACCEPTED
             )
@@ -202,7 +202,7 @@ class _Numbered(Protocol):
     @property
     def end(self) -> int: ...
     @property
-    def ordered(self) -> bool: ...
+    def has_draws(self) -> bool: ...
     def keys(self, samples: NDArray[Any], /) -> list[Any]: ...
 
 
@@ -239,7 +239,7 @@ def as_steps(
             dealt.indices,
             offsets,
             ends,
-            dealt.draws(position) if plan.ordered else None,
+            dealt.draws(position) if plan.has_draws else None,
             warning=repeats,
             warning_once=warning_once,
         )

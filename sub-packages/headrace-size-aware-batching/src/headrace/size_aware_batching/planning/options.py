@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 from headrace.size_aware_batching._shared.checks import shown
-from headrace.size_aware_batching._shared.record import plain
 from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
 from headrace.size_aware_batching.planning.costs import COSTS, Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.limits import plain_budget
@@ -119,7 +118,7 @@ class Options:
                 raise ValueError(f"{name}={shown(value)} goes with strategy={allowed}, got {self.strategy!r}{why}")
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def fingerprint_parts(self) -> dict[str, Any]:
         """The arguments by name, for a fingerprint."""
         return {field.name: getattr(self, field.name) for field in fields(Options)}
 
@@ -207,16 +206,16 @@ class SamplerOptions(Options):
     def recorded(self, max_length: Any) -> dict[str, Any]:
         """Return the arguments that may change, in JSON; a function is recorded as such."""
         own = {**vars(self), "max_length": max_length}
-        return {name: _plain(FUNCTION if callable(own[name]) else own[name]) for name in CHANGEABLE}
+        return {name: as_json(FUNCTION if callable(own[name]) else own[name]) for name in CHANGEABLE}
 
     def changed(self, recorded: Mapping[str, Any]) -> SamplerOptions:
         """Return the arguments with others that a record has."""
         return replace(self, **recorded)
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return a value as JSON has it, the same for equal ones: 200 for 200.0."""
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    value = plain(value)
+        return [as_json(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
     return int(value) if isinstance(value, float) and value.is_integer() else value

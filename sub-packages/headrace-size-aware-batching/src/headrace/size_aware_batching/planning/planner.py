@@ -18,13 +18,6 @@ from headrace.size_aware_batching._shared.run import History
 from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
-from headrace.size_aware_batching.planning.foreign_sampler import (
-    NOT_MIXED,
-    Mixed,
-    OwnOrder,
-    SamplerOrder,
-    planned_order,
-)
 from headrace.size_aware_batching.planning.list_plan import ListPlan
 from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOptions, change_within_epoch_error
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
@@ -38,9 +31,16 @@ from headrace.size_aware_batching.planning.prepared import (
     without,
 )
 from headrace.size_aware_batching.planning.samples import Samples
-from headrace.size_aware_batching.planning.states import accepts, checked_state
+from headrace.size_aware_batching.planning.states import checked_state, settings_changed
 from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.planning.token_steps import TokenPlan, TokenSteps
+from headrace.size_aware_batching.planning.user_sampler import (
+    NOT_MIXED,
+    Mixed,
+    NoUserSampler,
+    UserSampler,
+    planned_order,
+)
 
 VERSION = 3  # of states
 CACHE_SIZE = 2  # plans of a planner, as a report compares two epochs; and planners of other settings
@@ -56,7 +56,7 @@ class SizeAwarePlanner:
         samples: The samples of the dataset.
         options: The arguments that decide which batches there are.
         all_prepared: Sizes ready for planning, before any sample is excluded.
-        order: The order of a user's sampler.
+        user_sampler: The user's sampler, which gives the order.
         seed: Key of all randomness.
         excluded: Samples that are left out.
         mixed: Settings of the mixture.
@@ -66,7 +66,7 @@ class SizeAwarePlanner:
     samples: Samples
     options: SamplerOptions
     all_prepared: PreparedSizes
-    order: SamplerOrder | OwnOrder
+    user_sampler: UserSampler | NoUserSampler
     seed: int
     excluded: tuple[int, ...] = ()
     mixed: Mixed = NOT_MIXED
@@ -85,7 +85,7 @@ class SizeAwarePlanner:
         name: str,
         samples: Samples,
         options: SamplerOptions,
-        order: SamplerOrder | OwnOrder,
+        user_sampler: UserSampler | NoUserSampler,
         seed: int,
     ) -> SizeAwarePlanner:
         """Prepare the sizes; refuse those that are too large, and steps of tokens that are too short."""
@@ -95,9 +95,9 @@ class SizeAwarePlanner:
         if len(prepared.sizes) and not prepared.n_samples:
             raise all_are_skipped(len(prepared.sizes), options.max_total_size)
         prepared = replace(prepared, work=samples.planned_work)
-        made = cls(name, samples, options, prepared, order, seed, mixed=order.mixed)
-        if made.tokens is not None:
-            made.tokens.refuse_short_steps()
+        made = cls(name, samples, options, prepared, user_sampler, seed, mixed=user_sampler.mixed)
+        if made.token_steps is not None:
+            made.token_steps.refuse_short_steps()
         return made
 
     # Settings.
@@ -132,8 +132,8 @@ class SizeAwarePlanner:
         mixed = Mixed(settings.get("mixture", self.mixed.mixture), tuple(settings.get("reweight", ())))
         if n > len(self.samples) or max(excluded, default=0) >= max(1, len(self.samples)):
             raise ValueError(f"state['run'] must name samples below {len(self.samples)}: it was changed")
-        if mixed.reweights and not self.order.is_mixture:
-            self.order.set_mixture(settings)  # which refuses them
+        if mixed.reweights and not self.user_sampler.is_mixture:
+            self.user_sampler.set_mixture(settings)  # which refuses them
         self._others[self._key_of_settings] = self
         key = _settings_key(n, options, excluded, mixed)
         if key not in self._others:
@@ -151,7 +151,7 @@ class SizeAwarePlanner:
         base = self
         if changed or n != len(self.samples):
             other = self.options.changed(changed) if changed else self.options
-            base = self.of(self.name, self.samples.first(n, other), other, self.order, self.seed)
+            base = self.of(self.name, self.samples.first(n, other), other, self.user_sampler, self.seed)
         return replace(base, excluded=excluded, mixed=mixed, _others=self._others)
 
     @cached_property
@@ -171,7 +171,7 @@ class SizeAwarePlanner:
     @property
     def epochs_differ(self) -> bool:
         """Whether epochs differ and need ``set_epoch``."""
-        return self.options.shuffle and self.order.epochs_differ
+        return self.options.shuffle and self.user_sampler.epochs_differ
 
     def key(self, epoch: int) -> int:
         """Return the key of an epoch."""
@@ -180,7 +180,7 @@ class SizeAwarePlanner:
     def plan(self, epoch: int, history: History) -> SizeAwarePlan:
         """Return the plan of a complete epoch."""
         first = self.steps_before(epoch, history)
-        world = 1 if self.tokens is not None else history.world  # optimizer steps are the same for any
+        world = 1 if self.token_steps is not None else history.first_world  # optimizer steps are the same for any
         order = self._order_of(epoch)  # the same object until the sampler is read again
         known = self._plans.get((epoch, first, world))
         if known is None or known[0] is not order:
@@ -191,8 +191,8 @@ class SizeAwarePlanner:
         return known[1]
 
     def _made_plan(self, epoch: int, first: int, world: int, order: SliceOrder | None) -> SizeAwarePlan:
-        if self.tokens is not None:
-            return self._token_plan(self.tokens, epoch, first, order)
+        if self.token_steps is not None:
+            return self._token_plan(self.token_steps, epoch, first, order)
         lists, ranks = self.lists(self._ramp(world)), self._balanced_ranks(world)
         return self._list_plan(lists.of_epoch(self.key(epoch), ranks, epoch, order), world)
 
@@ -209,8 +209,8 @@ class SizeAwarePlanner:
             self.options.tail,
             keeps_order=self.options.strategy == "sequential",
             balanced_ranks=self._balanced_ranks(first_world),
-            chosen=self.options.chooses_order,
-            ordered=self.order.is_given,
+            warns_of_correlation=not self.options.chooses_order,
+            has_draws=self.user_sampler.is_given,
             reweights=self.mixed.reweights,
             warning_once=self.warning_once,
             **rest,
@@ -223,7 +223,7 @@ class SizeAwarePlanner:
 
     def _ramp(self, world: int) -> Ramp | None:
         """Return the curriculum in batches; None if there is none, or its steps are optimizer steps."""
-        steps = None if self.tokens is not None else self.options.curriculum
+        steps = None if self.token_steps is not None else self.options.curriculum
         return None if steps is None else Ramp(steps, world)
 
     def lists(self, ramp: Ramp | None) -> BatchLists:
@@ -235,7 +235,7 @@ class SizeAwarePlanner:
 
     def known_count(self) -> int | None:
         """Return the number of batches of every epoch, if it is known without planning."""
-        for lists in self._lists.values() if not self.order.is_given else ():
+        for lists in self._lists.values() if not self.user_sampler.is_given else ():
             return lists.known_count()
         return None
 
@@ -253,7 +253,7 @@ class SizeAwarePlanner:
         return None if cache is None or known is None or self.excluded else cache.sorted(self.prepared, known)
 
     def _order_of(self, epoch: int) -> SliceOrder | None:
-        return self.order.of_epoch(epoch, len(self.samples), self.mixed)
+        return self.user_sampler.of_epoch(epoch, len(self.samples), self.mixed)
 
     def _narrowed(self, order: SliceOrder) -> SliceOrder:
         """Return what is planned of a user's order: without samples that are left out, or the pieces."""
@@ -279,7 +279,7 @@ class SizeAwarePlanner:
     # Optimizer steps.
 
     @cached_property
-    def tokens(self) -> TokenSteps | None:
+    def token_steps(self) -> TokenSteps | None:
         """Cuts epochs into optimizer steps; None without ``tokens_per_step``."""
         if (schedule := self.options.schedule) is None:
             return None
@@ -287,15 +287,15 @@ class SizeAwarePlanner:
         tokens = sizes if sizes.ndim == 1 else sizes[:, 0]
         return TokenSteps(self.prepared, tokens, schedule, self.options.tail == "drop", self.options.accumulate)
 
-    def _token_plan(self, cutter: TokenSteps, epoch: int, first: int, order: SliceOrder | None) -> TokenPlan:
-        key, total = self.key(epoch), cutter.total(order)
+    def _token_plan(self, token_steps: TokenSteps, epoch: int, first: int, order: SliceOrder | None) -> TokenPlan:
+        key, total = self.key(epoch), token_steps.total(order)
         own: Order = natural_order(self.prepared.n_samples, self.prepared.kept)
         if self.options.shuffle:
             own = ShuffledOrder(key, self.prepared.n_samples, self.prepared.kept)
         if (ramp := self.options.curriculum) is not None and first < ramp:
-            own = cutter.short_first(key, Ramp(ramp, 1), first, first)
+            own = token_steps.short_first(key, Ramp(ramp, 1), first, first)
         return TokenPlan(
-            cutter, order or own, first, total, self.samples.pieces, self.order.is_given, self.warning_once
+            token_steps, order or own, first, total, self.samples.pieces, self.user_sampler.is_given, self.warning_once
         )
 
     def n_optimizer_steps(self, epoch: int, history: History) -> int:
@@ -306,7 +306,7 @@ class SizeAwarePlanner:
         if (epoch, first) not in self._counts:
             order = self._order_of(epoch)
             narrowed = None if order is None else self._narrowed(order)
-            self._counts[epoch, first] = cast(TokenSteps, self.tokens).n_steps(first, narrowed)
+            self._counts[epoch, first] = cast(TokenSteps, self.token_steps).n_steps(first, narrowed)
         return self._counts[epoch, first]
 
     def steps_before(self, epoch: int, history: History) -> int:
@@ -315,15 +315,15 @@ class SizeAwarePlanner:
         Past epochs are counted with the settings that they had. Behind the last stage of ``tokens_per_step`` and the
         end of a curriculum all steps are alike, so it is not counted further.
         """
-        if self.tokens is None:
+        if self.token_steps is None:
             return 0
-        enough, steps = max(self.tokens.schedule.stages[-1][0], self.options.curriculum or 0), 0
+        enough, steps = max(self.token_steps.schedule.stages[-1][0], self.options.curriculum or 0), 0
         for past in range(epoch):
             if steps >= enough:
                 break
             settings = history.settings_of(past)
             planner = self if settings is None else self.at(settings)
-            if planner.tokens is not None:  # an earlier epoch may have had none
+            if planner.token_steps is not None:  # an earlier epoch may have had none
                 steps += planner._n_steps_from(steps, past)
         return steps
 
@@ -334,7 +334,7 @@ class SizeAwarePlanner:
         """
         if (steps := self.options.curriculum) is None or not n_batches:
             return None
-        if (ramp := self._ramp(history.world)) is None:  # optimizer steps
+        if (ramp := self._ramp(history.first_world)) is None:  # optimizer steps
             passed, stop, total = self.steps_before(epoch, history), self.steps_before(epoch + 1, history), steps
         else:
             passed, total = self.lists(ramp).batches_before(epoch), ramp.batches
@@ -358,7 +358,7 @@ class SizeAwarePlanner:
             )
         _refuse_other_pieces(before.pieces, self.samples.pieces)
         prepared, presorted, order, retired = self.prepared, None, None, None
-        if not self.order.is_given:
+        if not self.user_sampler.is_given:
             delivered, retired = before.retired_at(position, len(prepared.sizes))
             by_size = self._still_sorted(before, delivered, retired)
             if by_size is None:
@@ -414,16 +414,16 @@ class SizeAwarePlanner:
     @property
     def is_mixture(self) -> bool:
         """Whether the order comes from a mixture."""
-        return self.order.is_mixture
+        return self.user_sampler.is_mixture
 
-    def parts(self, order: str | None = None) -> dict[str, Any]:
+    def fingerprint_parts(self, order: str | None = None) -> dict[str, Any]:
         """Return all that decides the batches, by the names of the arguments."""
         samples, prepared = self.samples, self.all_prepared
         lengths = samples.sizes if samples.pieces is None else samples.pieces.lengths
         return {
             "sizes": samples.digest,
             "max_total_size": self.options.max_total_size,
-            **self.options.parts,
+            **self.options.fingerprint_parts,
             "cost": prepared.cost.digest(lengths, self.options.max_total_size, self.options.max_items),
             "shapes": None if prepared.shapes is None else prepared.shapes.pairs(),
             "sampler": order,
@@ -437,37 +437,37 @@ class SizeAwarePlanner:
     @property
     def fingerprint(self) -> str:
         """Digest of the sizes, the options, the seed and the order."""
-        return self._fingerprint_with(self.order.fingerprint)
+        return self._fingerprint_with(self.user_sampler.fingerprint)
 
     def fingerprint_at(self, epoch: int) -> str:
         """Return what states of an epoch hold: a sampler's schedule may change after their epoch."""
-        return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.mixed))
+        return self._fingerprint_with(self.user_sampler.epoch_fingerprint(epoch, self.mixed))
 
     def _fingerprint_with(self, order: str | None) -> str:
         if order not in self._fingerprints:
-            self._fingerprints[order] = fingerprint(self.parts(order))
+            self._fingerprints[order] = fingerprint(self.fingerprint_parts(order))
         return self._fingerprints[order]
 
     def check_state(self, state: Any) -> Mapping[str, Any]:
         """Refuse what is no state, or one of another version or seed; return it with plain ints."""
         return checked_state(state, self.name, self.version, self.seed)
 
-    def accepts(self, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]) -> bool:
-        """Return whether a state is of other settings that are accepted; refuse those that are not."""
-        return accepts(self, state, recorded, accept)
+    def settings_changed(self, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]) -> bool:
+        """Return whether a state is of other settings, all of them accepted; refuse those that are not."""
+        return settings_changed(self, state, recorded, accept)
 
     def state_of(self, _epoch: int, place: Place) -> dict[str, Any]:
         """Return what states hold beside the position and the record, always with the same keys.
 
         torch.distributed.checkpoint loads no key that the present state lacks.
         """
-        return {} if self.tokens is None else {"inside_step": [list(segment) for segment in place.inside]}
+        return {} if self.token_steps is None else {"inside_step": [list(segment) for segment in place.plan_state]}
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans are large and are made again when they are needed. An order has an epoch of its own.
-        own = {name: value for name, value in vars(self).items() if name not in ("prepared", "tokens")}
+        own = {name: value for name, value in vars(self).items() if name not in ("prepared", "token_steps")}
         empty: dict[str, Any] = {name: {} for name in ("_plans", "_lists", "_others", "_counts")}
-        return own | empty | {"order": copy(self.order)}
+        return own | empty | {"user_sampler": copy(self.user_sampler)}
 
 
 def _known(options: Mapping[str, Any]) -> dict[str, Any]:

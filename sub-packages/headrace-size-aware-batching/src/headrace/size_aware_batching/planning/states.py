@@ -1,4 +1,4 @@
-"""How a loaded state is compared and refused; what is compared are the `parts` of a planner."""
+"""How a loaded state is compared and refused; what is compared are the `fingerprint_parts` of a planner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.record import RECORD
-from headrace.size_aware_batching._shared.run import Order
+from headrace.size_aware_batching._shared.run import SamplerAdapter
 from headrace.size_aware_batching._shared.state_mismatch import StateMismatchError
 from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
@@ -61,7 +61,7 @@ def checked_state(state: Any, name: str, version: int, seed: int, more: Sequence
 
 
 class _Compared(Protocol):
-    """A planner, as `accepts` reads it."""
+    """A planner, as `settings_changed` reads it."""
 
     @property
     def settings(self) -> dict[str, Any]: ...
@@ -70,14 +70,16 @@ class _Compared(Protocol):
     @property
     def is_mixture(self) -> bool: ...
     @property
-    def order(self) -> Order: ...
+    def user_sampler(self) -> SamplerAdapter: ...
     def at(self, settings: Mapping[str, Any], /) -> _Compared: ...
-    def parts(self, order: str | None = None) -> dict[str, Any]: ...
+    def fingerprint_parts(self, order: str | None = None) -> dict[str, Any]: ...
     def fingerprint_at(self, epoch: int, /) -> str: ...
 
 
-def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]) -> bool:
-    """Return whether a state is of other settings that are accepted; refuse those that are not.
+def settings_changed(
+    planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]
+) -> bool:
+    """Return whether a state is of other settings, all of them accepted; refuse those that are not.
 
     Args:
         planner: With the weights that the state holds.
@@ -91,12 +93,12 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
     epoch, other, own = state["epoch"], state["fingerprint"], planner.fingerprint_at(state["epoch"])
     if other == own:
         return False
-    parts, settings = planner.parts(), planner.settings
+    parts, settings = planner.fingerprint_parts(), planner.settings
     if not has_parts(parts, other):
         raise StateMismatchError(f"{_EXPECTED} that {_OTHER_CLASS[0]}", _OTHER_CLASS[1], ["version"])
     n, options = settings["n"], recorded["options"]
     n_recorded = recorded.get("n", n)
-    grew = n_recorded < n or (n_recorded == n and planner.order.has_other_sources(recorded))
+    grew = n_recorded < n or (n_recorded == n and planner.user_sampler.has_other_sources(recorded))
     # Which function it was, a state does not say.
     functions = {name for name, value in options.items() if value == FUNCTION != settings["options"].get(name)}
     accept = {*accept} - functions
@@ -112,14 +114,14 @@ def accepts(planner: _Compared, state: Mapping[str, Any], recorded: Mapping[str,
             accepted = with_recorded(accept)
             if (own := accepted.fingerprint_at(epoch)) == other:
                 return True
-            parts = accepted.parts()
+            parts = accepted.fingerprint_parts()
     names = differing(parts, own, other)
     # A function is compared by what it allows at these sizes within the budget.
     other_function = "cost" in names and "sizes" not in names and options.get("cost") == FUNCTION
     other_function = other_function and planner.has_cost_function
     if other_function:
         same = with_recorded([name for name in CHANGEABLE if name != "cost"])
-        if not (other_function := "cost" in differing(same.parts(), same.fingerprint_at(epoch), other)):
+        if not (other_function := "cost" in differing(same.fingerprint_parts(), same.fingerprint_at(epoch), other)):
             names.remove("cost")
     other_function = other_function or not functions.isdisjoint(names)
     acceptable = {*names} if {*names} <= {*CHANGEABLE} and not other_function else set[str]()

@@ -180,7 +180,7 @@ class TokenPlan:
     A place inside an optimizer step holds the `Segment`s in which that step was packed so far.
 
     Args:
-        cutter: Cuts epochs into steps.
+        token_steps: Cuts epochs into steps.
         order: The samples of the epoch, in order.
         first: Number of its first step, over all epochs.
         total: Tokens of the epoch.
@@ -194,21 +194,27 @@ class TokenPlan:
 
     def __init__(
         self,
-        cutter: TokenSteps,
+        token_steps: TokenSteps,
         order: Order,
         first: int,
         total: Number,
         pieces: Pieces | None,
-        ordered: bool,
+        has_draws: bool,
         warning_once: str,
     ) -> None:
-        self.cutter, self.order, self.first, self.pieces, self.ordered = cutter, order, first, pieces, ordered
-        self.warning_once, self.starts = warning_once, cutter.starts(order, first, total)
+        self.token_steps, self.order, self.first, self.pieces, self.has_draws = (
+            token_steps,
+            order,
+            first,
+            pieces,
+            has_draws,
+        )
+        self.warning_once, self.starts = warning_once, token_steps.starts(order, first, total)
         self.end, self.n_optimizer_steps = int(self.starts[-1]), len(self.starts) - 1
-        if cutter.drops and not self.n_optimizer_steps and order.n_samples:
+        if token_steps.drops and not self.n_optimizer_steps and order.n_samples:
             raise ValueError(
                 f"tail='drop' must leave a whole step, got an epoch of {total} tokens and steps of "
-                f"{cutter.schedule.at(first)}: use tail='split', or a smaller tokens_per_step"
+                f"{token_steps.schedule.at(first)}: use tail='split', or a smaller tokens_per_step"
             )
         self._packed: PackedSteps | None = None  # for the latest number of ranks
 
@@ -223,17 +229,17 @@ class TokenPlan:
 
     def refuse_change_within_epoch(self) -> None:
         """Refuse to plan a part of the epoch anew: its steps depend on what came before."""
-        raise change_within_epoch_error("tokens_per_step", self.cutter.schedule.value)
+        raise change_within_epoch_error("tokens_per_step", self.token_steps.schedule.value)
 
     def packed(self, world: int) -> PackedSteps:
         """Return the optimizer steps as they are packed for so many ranks."""
         if self._packed is None or self._packed.num_replicas != world:
-            self._packed = PackedSteps(self.cutter, self.order, self.starts, self.first, world)
+            self._packed = PackedSteps(self.token_steps, self.order, self.starts, self.first, world)
         return self._packed
 
     def tokens_asked(self) -> list[float]:
         """Return the tokens that each optimizer step is to have."""
-        return [float(self.cutter.schedule.at(self.first + step)) for step in range(self.n_optimizer_steps)]
+        return [float(self.token_steps.schedule.at(self.first + step)) for step in range(self.n_optimizer_steps)]
 
     def step_of(self, position: int) -> int:
         """Return the number in the epoch of the optimizer step that a position is in."""
@@ -247,7 +253,7 @@ class TokenPlan:
         (_, offsets), _ = packed.rest(step, _segments(place))
         return np.concatenate([[-(-(len(offsets) - 1) // world)], packed.accumulate[step + 1 :]])
 
-    def steps(self, place: Place, world: int, _keep_order: bool) -> Iterator[Steps]:
+    def steps(self, place: Place, world: int, _all_ranks: bool) -> Iterator[Steps]:
         """Yield the steps from a place on: the micro-batches of one optimizer step after the other."""
         packed, step, parts = self.packed(world), self.step_of(place.position), list[Batches]()
         if place.position > self.starts[step]:
@@ -330,11 +336,11 @@ class TokenPlan:
         raise self._refused()
 
     def _refused(self) -> ValueError:
-        return ValueError(f"tokens_per_step must be None for that, got {shown(self.cutter.schedule.value)}")
+        return ValueError(f"tokens_per_step must be None for that, got {shown(self.token_steps.schedule.value)}")
 
 
 def _segments(place: Place) -> list[Segment]:
-    return [Segment(*each) for each in place.inside]
+    return [Segment(*each) for each in place.plan_state]
 
 
 class PackedSteps(GroupedList):
@@ -344,13 +350,13 @@ class PackedSteps(GroupedList):
     """
 
     def __init__(
-        self, cutter: TokenSteps, order: Order, starts: NDArray[np.int64], first: int, num_replicas: int
+        self, token_steps: TokenSteps, order: Order, starts: NDArray[np.int64], first: int, num_replicas: int
     ) -> None:
         super().__init__(starts)
-        self.cutter, self.samples_of, self.num_replicas = cutter, order, num_replicas
+        self.token_steps, self.samples_of, self.num_replicas = token_steps, order, num_replicas
         self._rest: tuple[tuple[Any, ...], Batches, list[Segment]] | None = None  # the latest one
-        self.stages = np.array([cutter.schedule.stage(first + step) for step in range(len(starts) - 1)], np.int64)
-        self._short = len(starts) > 1 and not cutter.drops  # the last one may be shorter than the others
+        self.stages = np.array([token_steps.schedule.stage(first + step) for step in range(len(starts) - 1)], np.int64)
+        self._short = len(starts) > 1 and not token_steps.drops  # the last one may be shorter than the others
 
     def step_samples(self, step: int) -> NDArray[Any]:
         """Return the samples of a step, in the order of the list."""
@@ -370,7 +376,7 @@ class PackedSteps(GroupedList):
 
     def pack(self, samples: NDArray[Any], num_replicas: int, accumulate: int) -> Batches:
         """Pack samples of a step that are known to fit."""
-        packed = pack_step(self.cutter.sized, samples, num_replicas, accumulate)
+        packed = pack_step(self.token_steps.sized, samples, num_replicas, accumulate)
         if packed is None:
             raise RuntimeError(f"{len(samples)} samples do not fit into {accumulate} micro-batches of a step")
         return packed
@@ -393,7 +399,7 @@ class PackedSteps(GroupedList):
         if segments[-1].num_replicas == self.num_replicas and left in offsets[:: self.num_replicas]:
             return (samples[left:], offsets[offsets >= left] - left), list(segments)
         samples = samples[left:]
-        accumulate = fewest_micro_batches(self.cutter.sized, [samples], self.num_replicas)
+        accumulate = fewest_micro_batches(self.token_steps.sized, [samples], self.num_replicas)
         return self.pack(samples, self.num_replicas, accumulate), [
             *segments,
             Segment(self.num_replicas, accumulate, 0),
@@ -406,27 +412,29 @@ class PackedSteps(GroupedList):
         whole, counts = len(self.stages) - self._short, np.diff(self.starts)
         for stage in np.unique(self.stages[:whole]).tolist():
             of_stage = np.flatnonzero(self.stages[:whole] == stage)
-            found[of_stage] = fewest = max(self._fewest(of_stage), self.cutter.accumulate or 1)
+            found[of_stage] = fewest = max(self._fewest(of_stage), self.token_steps.accumulate or 1)
             for step in of_stage[counts[of_stage] < self.num_replicas * fewest]:  # of a few large samples
                 found[step] = counts[step] // self.num_replicas
                 if found[step] < (least := self._fewest(np.array([step]))):
                     raise ValueError(
-                        f"tokens_per_step={self.cutter.schedule.stages[stage][1]} gives a step of "
+                        f"tokens_per_step={self.token_steps.schedule.stages[stage][1]} gives a step of "
                         f"{counted(int(counts[step]), 'sample')}, too few for {counted(least, 'micro-batch')} on each "
                         f"of {counted(self.num_replicas, 'rank')}: raise it, or max_total_size"
                     )
         if self._short:
             fewest = self._fewest(np.array([whole]))
-            found[-1] = max(fewest, min(self.cutter.accumulate or 1, counts[-1] // self.num_replicas))
+            found[-1] = max(fewest, min(self.token_steps.accumulate or 1, counts[-1] // self.num_replicas))
         return found
 
     def _fewest(self, of_stage: NDArray[np.int64]) -> int:
         """Return the fewest micro-batches that hold each of some steps of a stage."""
-        fewest = fewest_micro_batches(self.cutter.sized, map(self.step_samples, of_stage.tolist()), self.num_replicas)
-        if (given := self.cutter.accumulate) is not None and fewest > given:
+        fewest = fewest_micro_batches(
+            self.token_steps.sized, map(self.step_samples, of_stage.tolist()), self.num_replicas
+        )
+        if (given := self.token_steps.accumulate) is not None and fewest > given:
             raise ValueError(
                 f"accumulate={given} must be at least {fewest} for steps of "
-                f"{self.cutter.schedule.stages[self.stages[of_stage[0]]][1]} tokens on "
+                f"{self.token_steps.schedule.stages[self.stages[of_stage[0]]][1]} tokens on "
                 f"{counted(self.num_replicas, 'rank')}: raise it or max_total_size, or leave it out"
             )
         return fewest

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from .cursor import EpochCursor, level_of_loop
 from .epoch_plan import EpochPlan, Place, PlannedBatch, Steps
 from .ranks import Mesh, Ranks, process_group
-from .record import Part, RunRecord
+from .record import RunRecord, Section
 
-DRAWS = 1024  # the weights of a mixture change at multiples of this
+REWEIGHT_INTERVAL = 1024  # draws; the weights of a mixture change at multiples of this
 Settings = Mapping[str, Any]  # as the record has them: n, options, exclude, mixture, reweight
 
 
@@ -31,16 +31,16 @@ class History:
     """What a plan may depend on of a run before its epoch.
 
     Attributes:
-        world: Number of ranks with which the run began.
+        first_world: Number of ranks with which the run began.
         settings_of: Returns the settings with which an earlier epoch began; None if they are not recorded.
     """
 
-    world: int
+    first_world: int
     settings_of: Callable[[int], Settings | None]
 
 
-class Order(Protocol):
-    """The order of a user's sampler, as a run handles it; `NoSampler` stands for none."""
+class SamplerAdapter(Protocol):
+    """A user's sampler, as a run handles it; `NoSampler` stands for none."""
 
     @property
     def is_given(self) -> bool:
@@ -96,8 +96,8 @@ class Planner(Protocol):
         """Key of all randomness."""
 
     @property
-    def order(self) -> Order:
-        """The order of the user's sampler."""
+    def user_sampler(self) -> SamplerAdapter:
+        """The user's sampler, which gives the order."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -122,8 +122,8 @@ class Planner(Protocol):
     def check_state(self, state: Any, /) -> Mapping[str, Any]:
         """Refuse what is no state, or one of another version or seed; return it with plain ints."""
 
-    def accepts(self, state: Mapping[str, Any], recorded: Settings, accept: Collection[str], /) -> bool:
-        """Return whether a state is of other settings that are accepted; refuse those that are not."""
+    def settings_changed(self, state: Mapping[str, Any], recorded: Settings, accept: Collection[str], /) -> bool:
+        """Return whether a state is of other settings, all of them accepted; refuse those that are not."""
 
     def fingerprint_at(self, epoch: int, /) -> str:
         """Return the fingerprint that states of an epoch hold."""
@@ -297,12 +297,12 @@ class Run:
         if self._record.start_of(epoch) is None:
             return []
         if epoch not in self._timelines:
-            first, *later = self._record.parts(epoch)
-            later = [part for part in later if part.change and self._record.replans(part.change)]
+            first, *later = self._record.sections(epoch)
+            later = [section for section in later if section.change and self._record.replans(section.change)]
             plans = [self._first_plan(epoch, first.settings)] if later else []
-            for part in later:
-                position = part.change["position"] if part.change else 0
-                plans.append(self._planner_at(part.settings).rest(epoch, plans[-1], position))
+            for section in later:
+                position = section.change["position"] if section.change else 0
+                plans.append(self._planner_at(section.settings).rest(epoch, plans[-1], position))
             self._timelines = {other: known for other, known in self._timelines.items() if other == self.epoch}
             self._timelines[epoch] = plans
         return self._timelines[epoch]
@@ -338,9 +338,9 @@ class Run:
         """Yield this rank's batches of the epoch; return whether a change interrupted that."""
         world, rank = self._readers()
         epoch, began, planner = self.epoch, self.start, self.planner
-        planner.order.check(epoch, world, self.ranks.mesh)
+        planner.user_sampler.check(epoch, world, self.ranks.mesh)
         with self._restored_if_refused():
-            if self._record.begin(epoch, began.position, self._settings(world), began.inside):
+            if self._record.begin(epoch, began.position, self._settings(world), began.plan_state):
                 self._timelines = {}
             plan = self.current_plan(began.position)
             if not began.position:
@@ -349,21 +349,23 @@ class Run:
             first = list(islice(steps, 1))  # which may raise an error: the position stays as it was
         this = Iteration(plan, began, world)
         self._cursor.begin(this)
-        before, told = self._record.step, False
+        before, finished = self._record.step, False
         for yielded, batch in enumerate(self._batches_of(this, chain(first, steps), rank), 1):
             if self._cursor.move(this, batch.place.position, owner):
                 self._record.step = before + (yielded // world if self.all_ranks else yielded)
-            if batch.place.position == plan.end and not told:  # here, as Lightning asks for no more than the last batch
-                told = True
+            if (
+                batch.place.position == plan.end and not finished
+            ):  # here: Lightning asks for no more than the last batch
+                finished = True
                 self._cursor.finish(this, began.position, owner, differs=planner.epochs_differ)
             yield batch
             if self._interrupted is this:
                 return self.iteration is None  # and no other iteration has begun since
         if self._cursor.move(this, plan.end):
             this.finished = True
-            if not told:
+            if not finished:
                 self._cursor.finish(this, began.position, owner, nothing=began.position == plan.end)
-            planner.order.finished()
+            planner.user_sampler.finished()
         return False
 
     def batches_from(self, place: Place | None = None) -> Iterator[PlannedBatch]:
@@ -396,7 +398,7 @@ class Run:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is discarded."""
-        self.planner.order.set_epoch(epoch, self._cursor.choose(epoch))
+        self.planner.user_sampler.set_epoch(epoch, self._cursor.choose(epoch))
 
     # Counting.
 
@@ -427,14 +429,14 @@ class Run:
 
     def _past_step(self, number: int) -> list[list[Any]]:
         epoch = self._record.epoch_of(number)
-        part = [part for part in self._record.parts(epoch) if part.step <= number][-1]
-        world, keep_order = part.settings["world"], part.settings.get("all", False)
-        plan = self._plan_of_part(epoch, part)
-        return _step_of(plan, part.place, world, number - part.step, keep_order)
+        section = [section for section in self._record.sections(epoch) if section.step <= number][-1]
+        world, all_ranks = section.settings["world"], section.settings.get("all", False)
+        plan = self._plan_of_section(epoch, section)
+        return _step_of(plan, section.place, world, number - section.step, all_ranks)
 
-    def _plan_of_part(self, epoch: int, part: Part) -> EpochPlan:
-        plans = self._timeline(epoch) or [self._first_plan(epoch, part.settings)]
-        return [plan for plan in plans if plan.start <= part.position][-1]
+    def _plan_of_section(self, epoch: int, section: Section) -> EpochPlan:
+        plans = self._timeline(epoch) or [self._first_plan(epoch, section.settings)]
+        return [plan for plan in plans if plan.start <= section.position][-1]
 
     def _coming_step(self, steps: int, world: int) -> list[list[Any]]:
         """Return a step of the rest of this epoch, or of one that comes."""
@@ -485,7 +487,7 @@ class Run:
 
     def _apply_reweights(self) -> None:
         """Give the user's mixture the weights of the present settings."""
-        self.planner.order.set_mixture(self.planner.settings)
+        self.planner.user_sampler.set_mixture(self.planner.settings)
 
     @contextmanager
     def _restored_if_refused(self) -> Iterator[None]:
@@ -500,7 +502,7 @@ class Run:
         """Skip the next steps of this epoch; return their samples."""
         world, place = self.world, self.place()
         with self._restored_if_refused():
-            if self._record.begin(self.epoch, place.position, self._settings(world), place.inside):
+            if self._record.begin(self.epoch, place.position, self._settings(world), place.plan_state):
                 self._timelines = {}
             plan, start = self.current_plan(), place.position
             stop = passed = start
@@ -519,15 +521,15 @@ class Run:
 
     def reweight(self, weights: Any, draw: int | None = None) -> tuple[int, int]:
         """Change the weights of the mixture from a draw on; return that draw and the first step that it affects."""
-        order, first, waits = self.planner.order, draw, False
-        order.require_mixture()
-        length = order.epoch_length
+        sampler, first, waits = self.planner.user_sampler, draw, False
+        sampler.require_mixture()
+        length = sampler.epoch_length
         if first is None:
             plan, position = self.current_plan(), self.position
             unread = length if position >= plan.end else plan.first_unread(position)
-            first = -(-(self.epoch * length + unread) // DRAWS) * DRAWS
+            first = -(-(self.epoch * length + unread) // REWEIGHT_INTERVAL) * REWEIGHT_INTERVAL
             waits = position < plan.end and unread >= length
-        settings = {**self.planner.settings, "reweight": order.reweighted(weights, first)}
+        settings = {**self.planner.settings, "reweight": sampler.reweighted(weights, first)}
         chosen = first
         step: int = self._change(settings, lambda: self._step_of_draw(chosen, length))
         self._interrupt()
@@ -588,38 +590,38 @@ class Run:
     def _begun(self) -> Run:
         """Return a copy whose next iteration has begun, so that its record holds that, and has delivered nothing."""
         begun = copy(self)
-        begun._record.begin(self.epoch, self.start.position, self._settings(self.world), self.start.inside)
+        begun._record.begin(self.epoch, self.start.position, self._settings(self.world), self.start.plan_state)
         return begun
 
     def _steps_to(self, place: Place) -> int:
         """Return how many steps another place of this epoch is after the current one, negative before it."""
-        parts = self._record.parts(self.epoch) if self._record.start_of(self.epoch) is not None else []
-        begun = [part for part in parts if part.position <= place.position]
-        if len(begun) == len(parts):
+        sections = self._record.sections(self.epoch) if self._record.start_of(self.epoch) is not None else []
+        begun = [section for section in sections if section.position <= place.position]
+        if len(begun) == len(sections):
             plan, world = self.current_plan(), self.world
             return plan.n_steps(self.place(), world) - plan.n_steps(place, world)
         if not begun:  # skipped at the beginning of the epoch
-            return parts[0].step - self._record.step
-        part = begun[-1]
-        plan, world = self._plan_of_part(self.epoch, part), part.settings["world"]
-        steps = plan.n_steps(part.place, world) - plan.n_steps(place, world)
-        return part.step + steps - self._record.step
+            return sections[0].step - self._record.step
+        section = begun[-1]
+        plan, world = self._plan_of_section(self.epoch, section), section.settings["world"]
+        steps = plan.n_steps(section.place, world) - plan.n_steps(place, world)
+        return section.step + steps - self._record.step
 
     def load(self, state: Any, accept: Collection[str] = ()) -> None:
         """Resume from a state, unless a later ``set_epoch`` has chosen another epoch."""
         planner = self.planner
         state = planner.check_state(state)
         epoch, position = state["epoch"], state["position"]
-        record = RunRecord.of(state)
+        record = RunRecord.from_state(state)
         recorded = record.settings(epoch, position)
         # The fingerprint is that of the recorded weights.
-        planner = planner.at({**planner.settings, **planner.order.continuing(recorded)})
-        accepted = planner.accepts(state, recorded, accept)
+        planner = planner.at({**planner.settings, **planner.user_sampler.continuing(recorded)})
+        accepted = planner.settings_changed(state, recorded, accept)
         n = planner.settings.get("n")
-        has_grown = accepted and (recorded.get("n", n) != n or planner.order.has_other_sources(recorded))
+        has_grown = accepted and (recorded.get("n", n) != n or planner.user_sampler.has_other_sources(recorded))
         if has_grown:
             # An epoch that was over stays as it was.
-            planner = planner.at({**planner.settings, **planner.order.grown(recorded, epoch + (position > 0))})
+            planner = planner.at({**planner.settings, **planner.user_sampler.grown(recorded, epoch + (position > 0))})
         if self._cursor.overrules(epoch):
             return
         with self._restored_if_refused():
@@ -635,23 +637,23 @@ class Run:
 
     def _loaded_place(self, state: Mapping[str, Any], changed: bool, has_grown: bool) -> Place:
         """Go to the epoch of a state; return its place there."""
-        epoch, position, order = state["epoch"], state["position"], self.planner.order
+        epoch, position, sampler = state["epoch"], state["position"], self.planner.user_sampler
         if position:
-            order.refuse_resume()
-        order.set_epoch(epoch, changed)
+            sampler.refuse_resume()
+        sampler.set_epoch(epoch, changed)
         if not position:
             return Place(0)
         try:
-            if has_grown and order.is_given and self.planner.settings.get("mixture") is None:
+            if has_grown and sampler.is_given and self.planner.settings.get("mixture") is None:
                 raise ValueError(_GROWTH.format(boundary="the beginning", position=position))
             plans = [plan for plan in self._timeline(epoch)[1:] if plan.start <= position]
             plan = plans[-1] if plans else self._first_plan(epoch, self.planner.settings)
             _refuse_position(position, plan)
-            if has_grown and order.is_given and position < plan.end:
+            if has_grown and sampler.is_given and position < plan.end:
                 raise ValueError(_GROWTH.format(boundary="the beginning or the end", position=position))
             return plan.loaded_place(state)
         except BaseException:
-            order.set_epoch(self.epoch, changed)
+            sampler.set_epoch(self.epoch, changed)
             raise
 
     def checked_position(self, position: int) -> int:
@@ -669,10 +671,10 @@ def _refuse_position(position: int, plan: EpochPlan) -> None:
         raise ValueError(f"position must be an int from 0 to {plan.end}, the samples of the epoch, got {position}")
 
 
-def _ends(plan: EpochPlan, place: Place, world: int, keep_order: bool) -> Iterator[tuple[int, int]]:
+def _ends(plan: EpochPlan, place: Place, world: int, all_ranks: bool) -> Iterator[tuple[int, int]]:
     """Yield the position after each step from a place on, and the same without what is dropped after the last one."""
     passed = place.position
-    for steps in plan.steps(place, world, keep_order):
+    for steps in plan.steps(place, world, all_ranks):
         ends = steps.ends[world - 1 :: world].tolist()
         offsets = steps.offsets[world::world].tolist()
         for end, offset in zip(ends, offsets, strict=True):
@@ -680,11 +682,11 @@ def _ends(plan: EpochPlan, place: Place, world: int, keep_order: bool) -> Iterat
         passed = ends[-1] if ends else passed
 
 
-def _step_of(plan: EpochPlan, place: Place, world: int, steps: int, keep_order: bool) -> list[list[Any]]:
+def _step_of(plan: EpochPlan, place: Place, world: int, steps: int, all_ranks: bool) -> list[list[Any]]:
     """Return the step that is so many steps after a place, rank by rank."""
     passed, place = plan.seek(place, world, steps)
     wanted = (steps - passed) * world
-    for some in plan.steps(place, world, keep_order):
+    for some in plan.steps(place, world, all_ranks):
         if wanted < len(some.ends):
             return [plan.keys(some.batch(wanted + rank)) for rank in range(world)]
         wanted -= len(some.ends)

@@ -125,7 +125,7 @@ class RunSampler(Sampler[list[Any]]):
 
     def asked_shares(self) -> tuple[str, dict[str, float]] | None:
         """Return the requested shares of the mixture that is the ``sampler``, as its ``asked_shares``; else None."""
-        shares: tuple[str, dict[str, float]] | None = self._run.planner.order.asked_shares()
+        shares: tuple[str, dict[str, float]] | None = self._run.planner.user_sampler.asked_shares()
         return shares
 
     def set_epoch(self, epoch: int) -> None:

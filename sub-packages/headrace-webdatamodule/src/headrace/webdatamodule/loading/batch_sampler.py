@@ -80,8 +80,10 @@ class DistributedBatchSampler(RunSampler):
         options = EqualOptions(checked_int("batch_size", batch_size, 1), bool(drop_last), bool(shuffle))
         if sampler is not None and (isinstance(sampler, Iterator) or not isinstance(sampler, Iterable)):
             raise TypeError(f"sampler must be an iterable that can be read in every epoch, got {sampler!r}")
-        order = NoUserSampler() if sampler is None else UserSampler(sampler)
-        planner = EqualPlanner(type(self).__name__, n_samples, options, order, seed_int(seed), mixed=order.mixed)
+        user_sampler = NoUserSampler() if sampler is None else UserSampler(sampler)
+        planner = EqualPlanner(
+            type(self).__name__, n_samples, options, user_sampler, seed_int(seed), mixed=user_sampler.mixed
+        )
         super().__init__(Run(planner, Ranks(num_replicas, rank, mesh)))
         self.draws: list[int] | None = None
 
@@ -117,7 +119,7 @@ class DistributedBatchSampler(RunSampler):
     @property
     def sampler(self) -> Iterable[int] | None:
         """The sampler that gives the order; None for the built-in order."""
-        return self._planner.order.sampler
+        return self._planner.user_sampler.sampler
 
     @never_raises
     def __repr__(self) -> str:
@@ -194,7 +196,7 @@ class DistributedBatchSampler(RunSampler):
     @property
     def order_digest(self) -> str:
         """Digest of an order without a fingerprint of its own; ranks compare it before an epoch."""
-        return self._planner.order.digest
+        return self._planner.user_sampler.digest
 
 
 def _checked_names(accept: Collection[str]) -> set[str]:

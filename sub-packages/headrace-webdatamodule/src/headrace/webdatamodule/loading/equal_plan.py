@@ -55,7 +55,7 @@ class EqualPlan:
         samples: Returns the samples between two positions.
         options: With which it was made.
         n: Number of samples of the dataset.
-        ordered: Whether a user's sampler gave the order.
+        has_draws: Whether samples have draws: a user's sampler gave the order.
         reweights: Changes of a mixture's weights with which it was made.
         draws: For each position from `start` on, its place in the user's order; None: the position itself.
     """
@@ -65,11 +65,11 @@ class EqualPlan:
     samples: Take
     options: EqualOptions
     n: int
-    ordered: bool = False
+    has_draws: bool = False
     reweights: Sequence[Any] = ()
     draws: Samples | None = None
 
-    def steps(self, place: Place, world: int, _keep_order: bool) -> Iterator[Steps]:
+    def steps(self, place: Place, world: int, _all_ranks: bool) -> Iterator[Steps]:
         """Yield the steps from a place on."""
         count = self.n_steps(place, world)
         together = max(1, _AHEAD // (self.options.batch_size * world))
@@ -91,7 +91,7 @@ class EqualPlan:
                     warning = _repetition(samples[again[few:]].tolist(), few, world)
                     positions = np.append(positions[:whole], positions[again])
                     samples = np.append(samples[:whole], samples[again])
-            yield Steps(samples, offsets, ends, positions if self.ordered else None, warning)
+            yield Steps(samples, offsets, ends, positions if self.has_draws else None, warning)
 
     def _span(self, place: Place, step: int, world: int) -> tuple[int, int]:
         size, drop_last = self.options.batch_size, self.options.drop_last
@@ -153,7 +153,7 @@ class EqualPlanner:
         name: Class of the sampler, for messages.
         n: Number of samples of the dataset.
         options: The arguments that a run may change.
-        order: The order of a user's sampler.
+        user_sampler: The user's sampler, which gives the order.
         seed: Seed of the built-in order.
         excluded: Samples that are left out.
         mixed: Settings of the mixture.
@@ -162,7 +162,7 @@ class EqualPlanner:
     name: str
     n: int
     options: EqualOptions
-    order: UserSampler | NoUserSampler
+    user_sampler: UserSampler | NoUserSampler
     seed: int
     excluded: tuple[int, ...] = ()
     mixed: Mixed = NOT_MIXED
@@ -184,7 +184,7 @@ class EqualPlanner:
     @property
     def epochs_differ(self) -> bool:
         """Whether epochs differ and need `set_epoch`."""
-        return self.options.shuffle if self.order.epochs_differ is None else self.order.epochs_differ
+        return self.options.shuffle if self.user_sampler.epochs_differ is None else self.user_sampler.epochs_differ
 
     def at(self, settings: Mapping[str, Any]) -> EqualPlanner:
         """Return the planner for recorded settings."""
@@ -196,14 +196,14 @@ class EqualPlanner:
         if not all(type(index) is int and 0 <= index < n for index in excluded):
             raise ValueError(_CHANGED)
         mixed = Mixed(settings.get("mixture", self.mixed.mixture), tuple(settings["reweight"]))
-        if mixed.reweights and not self.order.is_mixture:
-            self.order.set_mixture(settings)  # which refuses them
+        if mixed.reweights and not self.user_sampler.is_mixture:
+            self.user_sampler.set_mixture(settings)  # which refuses them
         made = replace(self, n=n, options=EqualOptions(**options), excluded=excluded, mixed=mixed)
         return self if made.settings == self.settings else made
 
     def plan(self, epoch: int, _history: History) -> EqualPlan:
         """Return the plan of a complete epoch."""
-        order = self.order.of_epoch(epoch, self.mixed)
+        order = self.user_sampler.of_epoch(epoch, self.mixed)
         if epoch not in self._latest or self._latest[epoch][0] is not order:
             self._latest.clear()
             self._latest[epoch] = order, self._made_plan(epoch, order)
@@ -224,8 +224,8 @@ class EqualPlanner:
         return self._made(0, len(draws), partial(_part, 0, listed[draws]), draws)
 
     def _made(self, start: int, end: int, samples: Take, draws: Samples | None = None) -> EqualPlan:
-        ordered, reweights = self.order.is_given, self.mixed.reweights
-        return EqualPlan(start, end, samples, self.options, self.n, ordered, reweights, draws)
+        has_draws, reweights = self.user_sampler.is_given, self.mixed.reweights
+        return EqualPlan(start, end, samples, self.options, self.n, has_draws, reweights, draws)
 
     def rest(self, epoch: int, before: EqualPlan, position: int) -> EqualPlan:
         """Return what another plan leaves of an epoch, in the same order; in a new one if samples or `shuffle` are."""
@@ -233,18 +233,20 @@ class EqualPlanner:
         left, draws = np.asarray(before.samples(begin, before.end), np.int64), before.draws_from(begin)
         if changed := [draw for draw, weights in self.mixed.reweights if [draw, weights] not in before.reweights]:
             left, draws = self._reweighted(epoch, left, draws, changed[0])
-        new = np.arange(before.n, before.n if self.order.is_given else self.n)  # a sampler has no new samples here
+        new = np.arange(
+            before.n, before.n if self.user_sampler.is_given else self.n
+        )  # a sampler has no new samples here
         left, draws = np.concatenate([left, new]), np.concatenate([draws, new])
         kept = ~np.isin(left, self.excluded)
         left, draws = left[kept], draws[kept]
-        if not self.order.is_given and (len(new) or self.options.shuffle != before.options.shuffle):
+        if not self.user_sampler.is_given and (len(new) or self.options.shuffle != before.options.shuffle):
             mixed = Shuffle(len(left), self.seed, epoch, position).take(0, len(left))
             left = left[mixed] if self.options.shuffle else np.sort(left)
         return self._made(position, position + len(left), partial(_part, position, left), draws)
 
     def _reweighted(self, epoch: int, left: Samples, draws: Samples, draw: int) -> tuple[Samples, Samples]:
         """Return the rest of an epoch, and its draws, with other weights from a draw of the run on."""
-        order = self.order.of_epoch(epoch, self.mixed)
+        order = self.user_sampler.of_epoch(epoch, self.mixed)
         if order is None or (low := draw - epoch * order[0]) >= order[0]:
             return left, draws
         if not len(draws) or low < draws[0]:
@@ -261,11 +263,11 @@ class EqualPlanner:
     @property
     def fingerprint(self) -> str:
         """Digest of the samples, the batch size, the order and the seed."""
-        return self._fingerprint_with(self.order.fingerprint)
+        return self._fingerprint_with(self.user_sampler.fingerprint)
 
     def fingerprint_at(self, epoch: int) -> str:
         """Return the fingerprint that states of an epoch hold: a sampler's schedule may change after their epoch."""
-        return self._fingerprint_with(self.order.epoch_fingerprint(epoch, self.mixed))
+        return self._fingerprint_with(self.user_sampler.epoch_fingerprint(epoch, self.mixed))
 
     def _fingerprint_with(self, inner: str | None) -> str:
         options = self.options
@@ -280,8 +282,8 @@ class EqualPlanner:
         checked: Mapping[str, Any] = state
         return checked
 
-    def accepts(self, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]) -> bool:
-        """Return whether a state is of other settings that are accepted; refuse those that are not."""
+    def settings_changed(self, state: Mapping[str, Any], recorded: Mapping[str, Any], accept: Collection[str]) -> bool:
+        """Return whether a state is of other settings, all of them accepted; refuse those that are not."""
         epoch: int = state["epoch"]
         own, saved = self.fingerprint_at(epoch), state["fingerprint"]
         if saved == own:
@@ -289,7 +291,7 @@ class EqualPlanner:
         options = vars(self.options)
         n, then = recorded.get("n", self.n), {**options, **recorded["options"]}
         changed = {name: then[name] for name in options if then[name] != options[name]}
-        if n < self.n or (n == self.n and self.order.has_other_sources(recorded)):
+        if n < self.n or (n == self.n and self.user_sampler.has_other_sources(recorded)):
             changed[DATA] = n
         accepted = {name: value for name, value in changed.items() if name in accept}
         if accepted:
@@ -305,7 +307,7 @@ class EqualPlanner:
             here = {**options, DATA: f"{self.n} samples"}
             differs = ", ".join(f"{name} ({value}, here {here[name]})" for name, value in changed.items())
             cure += f"; it differs in {differs}: go on with accept={sorted({*changed, *accept})}"
-        elif self.order.is_mixture:
+        elif self.user_sampler.is_mixture:
             cure += f"; of the mixture it covers {_OF_A_MIXTURE}"
             if recorded["reweight"]:
                 cure += f"; {_REWEIGHTED.format(draw=recorded['reweight'][-1][0])}"
@@ -317,7 +319,7 @@ class EqualPlanner:
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_latest": {}, "order": self.order.copied()}
+        return {**vars(self), "_latest": {}, "user_sampler": self.user_sampler.copied()}
 
 
 def _part(start: int, listed: Samples, first: int, stop: int) -> Samples:

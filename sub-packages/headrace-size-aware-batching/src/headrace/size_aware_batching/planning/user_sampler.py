@@ -36,8 +36,8 @@ class Mixed:
 NOT_MIXED = Mixed()
 
 
-class OwnOrder(NoSampler):
-    """In place of `SamplerOrder` if there is no ``sampler``: the batches are shuffled by a key."""
+class NoUserSampler(NoSampler):
+    """In place of `UserSampler` if there is no ``sampler``: the batches are shuffled by a key."""
 
     sampler = None
     is_mixture = False
@@ -53,7 +53,7 @@ class OwnOrder(NoSampler):
         """There is no order that was given."""
 
 
-class SamplerOrder:
+class UserSampler:
     """The order that a user's sampler gives, epoch by epoch.
 
     `of_epoch` returns a view of one epoch, which stays the same when the sampler goes to another one. A sampler with
