@@ -33,6 +33,36 @@ def test_packing_is_undone_by_its_offsets(lengths: list[int], features: tuple[in
         assert torch.equal(values[begin:end], sample)
 
 
+@given(lengths_lists, st.sampled_from(["flat", "huggingface"]), st.sampled_from([1, 4]))
+def test_each_token_has_the_number_of_its_sequence(lengths: list[int], layout: Any, multiple: int) -> None:
+    collate = PackedCollate(layout=layout, return_seq_idx=True, length_multiple=multiple, total_multiple=16)
+    batch = collate([{"x": x} for x in sequences(lengths)])
+    offsets, dim = batch["cu_seqlens" if layout == "flat" else "cu_seq_lens_q"], 0 if layout == "flat" else 1
+    assert batch["seq_idx"].dtype == torch.int32
+    assert batch["seq_idx"].shape == batch["position_ids"].shape
+    numbers, counts = batch["seq_idx"].flatten().unique(return_counts=True)
+    assert batch["seq_idx"].diff(dim=dim).ge(0).all()
+    assert dict(zip(numbers.tolist(), counts.tolist(), strict=True)) == {
+        number: length for number, length in enumerate(offsets.diff().tolist()) if length
+    }
+
+
+def test_the_number_of_a_sequence_needs_a_key() -> None:
+    with pytest.raises(TypeError, match="samples must be dicts for return_seq_idx=True, got Tensor"):
+        PackedCollate(return_seq_idx=True)([torch.arange(3)])
+
+
+@pytest.mark.parametrize("layout", ["flat", "huggingface"])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [3, 1, 2], [1, 4], [4, 1], [2, 1, 1, 1, 2]])
+def test_samples_of_one_token_stay_apart(layout: Any, lengths: list[int]) -> None:
+    batch = PackedCollate(layout=layout, return_seq_idx=True)([{"x": x} for x in sequences(lengths)])
+    offsets = batch["cu_seqlens" if layout == "flat" else "cu_seq_lens_q"]
+    assert offsets.diff().tolist() == lengths
+    positions = batch["position_ids"].flatten()  # transformers takes a new sequence to begin at each 0
+    assert (positions == 0).nonzero()[:, 0].tolist() == offsets[:-1].tolist()
+    assert batch["seq_idx"].flatten().bincount().tolist() == lengths
+
+
 def test_packed_dicts() -> None:
     samples = [{"ids": torch.arange(n), "name": str(n), "box": torch.ones(4), "y": n / 2} for n in (2, 3)]
     batch = PackedCollate(fixed=["box"])(samples)

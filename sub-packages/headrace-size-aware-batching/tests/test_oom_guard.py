@@ -665,6 +665,14 @@ def test_random_numbers_of_a_failed_try_are_drawn_again() -> None:
 SAMPLES = [{"x": torch.arange(float(n)), "y": torch.tensor(n)} for n in (3, 1, 4, 2, 5)]
 
 
+@pytest.mark.parametrize("layout", ["flat", "huggingface"])
+def test_the_number_of_a_sequence_is_that_in_its_half(layout: Any) -> None:
+    collate = PackedCollate(layout=layout, return_seq_idx=True)
+    first, second = split_batch(collate(ONE_TOKEN))
+    assert first["seq_idx"].flatten().tolist() == [0, 1, 1, 1, 2]
+    assert torch.equal(second["seq_idx"], collate(ONE_TOKEN[3:])["seq_idx"])
+
+
 @pytest.mark.parametrize("collate", [PaddedCollate(return_lengths=True, return_mask=True), PackedCollate()])
 @pytest.mark.parametrize("structure", [dict, tuple, "tensor"])
 def test_collated_batches_are_cut_at_their_samples(collate: Any, structure: Any) -> None:
@@ -690,15 +698,18 @@ def test_collated_batches_are_cut_at_their_samples(collate: Any, structure: Any)
 PACKED = [
     {"input_ids": torch.arange(n), "labels": torch.arange(n), "reward": torch.tensor(float(n))} for n in (3, 1, 4, 2, 5)
 ]
+ONE_TOKEN = [PACKED[index] for index in (1, 0, 1, 1, 4, 1)]  # alone and in a row, first and last
 
 
 @pytest.mark.parametrize("known_by", ["cu_seq_lens_q", "position_ids"])
 @pytest.mark.parametrize("start", [0, 2])  # RoBERTa and its like count positions from 2
-def test_packed_batches_of_transformers_are_cut_at_their_samples(known_by: str, start: int) -> None:
+@pytest.mark.parametrize("samples", [PACKED, ONE_TOKEN])
+def test_packed_batches_of_transformers_are_cut_at_their_samples(
+    known_by: str, start: int, samples: list[dict[str, torch.Tensor]]
+) -> None:
     def collated(samples: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
-        batch: dict[str, Any] = PackedCollate(layout="huggingface")(samples)
-        batch["position_ids"] = batch["position_ids"] + start
-        batch["seq_idx"] = torch.repeat_interleave(torch.arange(len(samples)), batch["cu_seq_lens_q"].diff())[None]
+        collate = PackedCollate(layout="huggingface", return_seq_idx=True, position_start=start)
+        batch: dict[str, Any] = collate(samples)
         if known_by == "position_ids":
             batch = {key: value for key, value in batch.items() if not key.startswith(("cu_", "max_"))}
         return batch
@@ -708,13 +719,13 @@ def test_packed_batches_of_transformers_are_cut_at_their_samples(known_by: str, 
         for key, value in one.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
 
-    whole = collated(PACKED)
-    assert batch_length(whole) == 5
-    first, second = split_batch(whole)
-    same(first, collated(PACKED[:2]))
-    same(second, collated(PACKED[2:]))
+    batch, middle = collated(samples), len(samples) // 2
+    assert batch_length(batch) == len(samples)
+    first, second = split_batch(batch)
+    same(first, collated(samples[:middle]))
+    same(second, collated(samples[middle:]))
     assert [batch_length(half) for half in split_batch(second)] == [1, 2]
-    single = collated(PACKED[:1])
+    single = collated(samples[:1])
     assert split_batch(single) == [single]
 
 

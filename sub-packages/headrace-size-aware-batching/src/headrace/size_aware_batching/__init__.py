@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from headrace.size_aware_batching.blockwise import BlockwiseSizeAwareBatchSampler
 from headrace.size_aware_batching.buckets import Buckets, create_buckets
+from headrace.size_aware_batching.collate.block_mask import packed_block_mask
 from headrace.size_aware_batching.collate.loss import global_num_tokens, token_weighted_loss
 from headrace.size_aware_batching.collate.packed import PackedBatch, PackedCollate
 from headrace.size_aware_batching.collate.padded import PaddedBatch, PaddedCollate
@@ -65,6 +66,7 @@ __all__ = [
     "fit_shapes",
     "global_num_tokens",
     "measure_peaks",
+    "packed_block_mask",
     "plan_step",
     "run_worst_batches",
     "size_aware_batching",

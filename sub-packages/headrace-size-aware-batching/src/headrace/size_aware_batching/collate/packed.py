@@ -95,6 +95,10 @@ class PackedCollate:
         return_lengths: Whether to add ``"lengths"``, the lengths of the samples without padding and 0 for
             sequences of padding; int32, shape ``[n]``. Use it as ``seqused_k`` of variable-length attention. Samples
             must be dicts.
+        return_seq_idx: Whether to add ``"seq_idx"``, the number of each token's sequence in the batch, int32, with the
+            shape of ``position_ids``, as in ``transformers.DataCollatorWithFlattening(return_seq_idx=True)``. The
+            kernels of state space and hybrid models (Mamba, Bamba, gated delta) need it: without it, states pass from
+            one sample to the next. Samples must be dicts.
         fixed: Names of fields whose dimension 0 is not a length (dict keys, or positions in a tuple). They are
             stacked.
         max_length: Samples are truncated to this number of elements in each field that is not fixed. Pass it to the
@@ -137,6 +141,7 @@ class PackedCollate:
     total_length: int | None = None
     pad_value: float | Mapping[Name, float] = 0
     return_lengths: bool = False
+    return_seq_idx: bool = False
     fixed: Sequence[Name] = ()
     max_length: int | None = None
     max_total_size: int | None = None
@@ -164,6 +169,7 @@ class PackedCollate:
             )
         check_numbers("pad_value", self.pad_value)
         checked_flag("return_lengths", self.return_lengths)
+        checked_flag("return_seq_idx", self.return_seq_idx)
         check_limits(self.max_length, self.max_total_size)
         one_of("oversize", self.oversize, _OVERSIZE)
         if self.oversize == "split" and self.max_length is None:
@@ -181,9 +187,14 @@ class PackedCollate:
         """Return the batch of some samples."""
         samples = not_empty(samples)
         huggingface = self.layout == "huggingface"
-        if (huggingface or self.return_lengths) and not isinstance(samples[0], Mapping):
-            option = "layout='huggingface'" if huggingface else "return_lengths=True"
-            raise TypeError(f"samples must be dicts for {option}, got {type(samples[0]).__name__}")
+        needs_dicts = {
+            "layout='huggingface'": huggingface,
+            "return_lengths=True": self.return_lengths,
+            "return_seq_idx=True": self.return_seq_idx,
+        }
+        for option, is_set in needs_dicts.items():
+            if is_set and not isinstance(samples[0], Mapping):
+                raise TypeError(f"samples must be dicts for {option}, got {type(samples[0]).__name__}")
         separator = self.separator
         if separator is None:
             separator = {"labels": -100} if huggingface and "labels" in samples[0] else {}
@@ -225,6 +236,9 @@ class PackedCollate:
             extra = {"cu_seqlens": offsets, "max_seqlen": longest, "position_ids": positions}
         if self.return_lengths:
             extra["lengths"] = torch.tensor([*lengths, *(0 for _ in tail)], dtype=torch.int32)
+        if self.return_seq_idx:
+            seq_idx = torch.arange(len(padded) + len(tail), dtype=torch.int32).repeat_interleave(offsets.diff())
+            extra["seq_idx"] = seq_idx[None] if huggingface else seq_idx
         return with_keys(batch, extra)
 
     def _pieces(self, samples: Sequence[Any]) -> tuple[Sequence[Any], list[int], Fields]:

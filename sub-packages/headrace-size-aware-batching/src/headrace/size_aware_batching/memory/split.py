@@ -130,7 +130,7 @@ def _cut_tensor(
         return tensor[start : stop + 1] - tensor[start]
     if tensor.ndim > dim and tensor.shape[dim] == offsets[-1] and (dim == 0 or len(tensor) == 1):
         piece = tensor.narrow(dim, offsets[start], offsets[stop] - offsets[start])
-        return piece - piece[:, :1] if name == "seq_idx" else piece
+        return piece - piece.narrow(dim, 0, 1) if name == "seq_idx" else piece
     if len(tensor) == samples:
         return tensor[start:stop]
     raise ValueError(
