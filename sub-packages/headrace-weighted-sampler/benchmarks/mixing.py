@@ -2,6 +2,7 @@
 
     python benchmarks/mixing.py               # 10,000,000 draws and 1,000,000,000 positions, about a minute
     python benchmarks/mixing.py --draws 1e6
+    python benchmarks/mixing.py --weights 2e7 # one weight for each of 20,000,000 samples, where torch's sampler fails
 
 Times are medians of alternating runs in this process, printed as ratios to the method of the known original (a choice
 per source, one permutation of all of them, a slice for each rank), as that does it, with lists, and in arrays.
@@ -120,11 +121,45 @@ def part(draws: int, taken: int) -> None:
         pass
 
 
+def weight_for_each_sample(count: int, runs: int) -> None:
+    """A weight for each sample, the inverse of its class's frequency: 1,000 classes, the most frequent 1,000 times."""
+    draw, draws = np.random.default_rng(0), count // 10
+    frequency = 1 / np.arange(1, 1001)
+    labels = draw.choice(1000, count, p=frequency / frequency.sum())
+    weights = 1 / np.bincount(labels, minlength=1000)[labels]
+
+    def made() -> WeightedDistributedSampler:
+        return WeightedDistributedSampler(range(count), weights, WORLD, 3, epoch_length=draws)
+
+    epoch, drawn = made(), weights / weights.sum()
+    works: dict[str, Callable[[], Any]] = {
+        "permutation": lambda: draw.permutation(count),
+        "numpy's choice": lambda: draw.choice(count, draws, p=drawn),
+        "construction": made,
+        "epoch of a rank": lambda: list(epoch),
+    }
+    times = alternating(works, runs)
+    for name in list(works)[1:]:
+        ratios = [own / other for own, other in zip(times[name], times["permutation"], strict=True)]
+        print(f"{count:.0e} weights, {draws:.0e} draws: {name} {median(ratios):.2f} x a permutation of {count:.0e}")
+    memory(made, f"construction with {count:.0e} weights")
+    kept = np.bincount(labels[epoch.take(0, draws)], minlength=1000)
+    print(f"draws of a class in an epoch: {kept.min()} to {kept.max()}, {draws / 1000:g} asked")
+    try:
+        torch.utils.data.WeightedRandomSampler(weights.tolist(), draws).__iter__().__next__()
+    except RuntimeError as error:
+        print(f"torch's WeightedRandomSampler: {error}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=lambda text: int(float(text)), default=10**7)
     parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--weights", type=lambda text: int(float(text)))
     options = parser.parse_args()
+    if options.weights is not None:
+        weight_for_each_sample(options.weights, options.runs)
+        return
     speed(options.draws, options.runs)
     for draws in (options.draws, 100 * options.draws):
         latency(draws)
