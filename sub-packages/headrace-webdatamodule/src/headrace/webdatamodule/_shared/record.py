@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -32,12 +32,13 @@ class Section(NamedTuple):
         return self.place.position
 
 
+@dataclass(frozen=True)
 class RunRecord:
-    """The record of a run: the steps at which epochs began, and a list of changes.
+    """The record of a run: the steps at which epochs began, and the changes. It never changes: methods return another.
 
     A *step* is one batch on each rank; steps are numbered from the start of the run, over all epochs. A *position* is a
-    place in an epoch: samples that all ranks together have received or skipped. A *change* says what is another from
-    there on: ``{"epoch": 0, "position": 640, "step": 10, "world": 6}``. The first one has all settings:
+    place in an epoch: samples that all ranks together have received or skipped. A *change* holds what differs from a
+    place on: ``{"epoch": 0, "position": 640, "step": 10, "world": 6}``. The first change has all settings:
 
     - ``world``: number of ranks, and ``all``: True where one process takes the batches of all ranks;
     - ``n``: number of samples of the dataset;
@@ -50,35 +51,26 @@ class RunRecord:
     - ``reweight``: weights of a mixture that hold from a draw on, as the mixture has them; a change has only those that
       are new.
 
-    Going back, to an epoch before or to the beginning of the present one, forgets what came after.
+    Going back, to an earlier epoch or to the beginning of the current one, forgets what came after.
 
-    >>> record = RunRecord()
-    >>> record.begin(0, 0, {"world": 8, "n": 100, "options": {"batch_size": 4}})
-    False
-    >>> record.step = 2
-    >>> record.begin(0, 64, {"world": 3, "n": 100, "options": {"batch_size": 4}})
-    False
+    Args:
+        step: The number of the next step.
+        starts: Of each epoch that began: the epoch, and its first step.
+        changes: In the order of their places.
+        began_at: Epoch and position of the latest beginning of an iteration.
+
+    >>> record = RunRecord().begun(0, 0, {"world": 8, "n": 100, "options": {"batch_size": 4}})
+    >>> record = replace(record, step=2).begun(0, 64, {"world": 3, "n": 100, "options": {"batch_size": 4}})
     >>> record.changes[1]
     {'epoch': 0, 'position': 64, 'step': 2, 'world': 3}
     """
 
-    def __init__(self) -> None:
-        self.step = 0  # that comes next
-        self.starts: list[list[int]] = []  # of each epoch that began: the epoch, and its first step
-        self.changes: list[Change] = []
-        self.began_at = 0, 0  # epoch and position of the latest beginning of an iteration
+    step: int = 0
+    starts: tuple[tuple[int, int], ...] = ()
+    changes: tuple[Change, ...] = ()
+    began_at: tuple[int, int] = (0, 0)
 
-    def state(self, epoch: int, position: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a state at a place has of the record, JSON; where the run is about to go back, of what is kept.
-
-        ``settings`` are those that hold now, at that place too if it is an earlier one.
-        """
-        record = self
-        if self._is_rewind(epoch, position):
-            record = deepcopy(self)
-            record._go_back(epoch, position)
-            record.note(epoch, position, settings)
-        return record._as_state(record.step, record.changes)
+    # States.
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RunRecord:
@@ -87,8 +79,7 @@ class RunRecord:
         Raises:
             ValueError: If it was changed.
         """
-        record, place = cls(), (state["epoch"], state["position"])
-        record.began_at = place
+        place = state["epoch"], state["position"]
         step: Any = state.get("step")
         starts, changes = state.get("starts"), state.get("run")
         if not (_is_count(step) and isinstance(starts, list | tuple) and isinstance(changes, list | tuple) and changes):
@@ -112,51 +103,39 @@ class RunRecord:
                     "state['run'] must hold numbers, options, weights and samples that are left out: it was changed"
                 )
             before = now
-        record.step, record.starts = step, [list(start) for start in starts]
-        record.changes = [dict(change) for change in changes]
-        return record
+        return cls(step, tuple((epoch, first) for epoch, first in starts), tuple(map(dict, changes)), place)
 
-    def at(self, epoch: int, position: int, steps: int) -> dict[str, Any]:
-        """Return the record in a state at a place so many steps after the current one, or before it."""
-        changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
-        return self._as_state(max(0, self.step + steps), changes)
-
-    def _as_state(self, step: int, changes: list[Change]) -> dict[str, Any]:
+    def as_state(self) -> dict[str, Any]:
+        """Return the record as states have it, in JSON."""
         # A tuple, as torch.distributed.checkpoint takes a list of dicts apart and loads only as many as there are now.
-        return {"step": step, "starts": [list(start) for start in self.starts], "run": tuple(changes)}
+        return {"step": self.step, "starts": [list(start) for start in self.starts], "run": self.changes}
 
-    def settings(self, epoch: int, position: int) -> dict[str, Any]:
-        """Return the settings at a place: all changes up to there together."""
-        settings: dict[str, Any] = {"options": {}, "exclude": [], "reweight": []}
-        for change in self.changes:
-            if (change["epoch"], change["position"]) > (epoch, position):
-                break
-            settings = _with_change(settings, change)
-        return settings
+    def at(self, epoch: int, position: int, steps: int) -> RunRecord:
+        """Return the record at a place so many steps after the current one, or before it."""
+        return replace(self, step=max(0, self.step + steps), changes=self._changes_to(epoch, position))
 
-    def begin(
+    # Changing.
+
+    def begun(
         self, epoch: int, position: int, settings: Mapping[str, Any], plan_state: Sequence[Sequence[int]] = ()
-    ) -> bool:
-        """Note that an iteration begins at a place, with these settings; return whether the run goes back for it."""
-        if back := self._is_rewind(epoch, position):
-            self._go_back(epoch, position)
-        if self.start_of(epoch) is None:
-            self.starts.append([epoch, self.step])
-        self.began_at = epoch, position
-        self.note(epoch, position, settings, plan_state=plan_state)
-        return back
+    ) -> RunRecord:
+        """Return the record where an iteration begins at a place, with these settings."""
+        record = self.back_to(epoch, position)
+        starts = record.starts if record.start_of(epoch) is not None else (*record.starts, (epoch, record.step))
+        record = replace(record, starts=starts, began_at=(epoch, position))
+        return record.noted(epoch, position, settings, plan_state=plan_state)
 
-    def note(
+    def noted(
         self,
         epoch: int,
         position: int,
         settings: Mapping[str, Any],
         skip: int = 0,
         plan_state: Sequence[Sequence[int]] = (),
-    ) -> bool:
-        """Note the settings from a place on; return whether the rest of the epoch has to be planned anew.
+    ) -> RunRecord:
+        """Return the record where these settings hold from a place on.
 
-        Nothing is noted if the settings were the same before and nothing is skipped.
+        It is the same one if the settings were the same before and nothing is skipped.
         """
         before = self.settings(epoch, position)
         new = {
@@ -176,16 +155,44 @@ class RunRecord:
         if skip:
             new["skip"] = skip
         if not new:
-            return False
-        last = self.changes[-1] if self.changes else None
+            return self
+        changes, last = self.changes, self.changes[-1] if self.changes else None
         if last is not None and (last["epoch"], last["position"]) == (epoch, position) and "skip" not in last:
-            self.changes[-1] = {**last, **_with_change(last, new), **({"skip": skip} if skip else {})}
-            self.changes[-1].pop("inside", None)
+            changes, last = changes[:-1], {**last, **_with_change(last, new), **({"skip": skip} if skip else {})}
+            last.pop("inside", None)
         else:
-            self.changes.append({"epoch": epoch, "position": position, "step": self.step, **new})
+            last = {"epoch": epoch, "position": position, "step": self.step, **new}
         if plan_state:
-            self.changes[-1]["inside"] = [list(entry) for entry in plan_state]
-        return self.replans(self.changes[-1])
+            last["inside"] = [list(entry) for entry in plan_state]
+        return replace(self, changes=(*changes, last))
+
+    def back_to(self, epoch: int, position: int) -> RunRecord:
+        """Return the record without what came after a place, if the run was at a later one already.
+
+        What was excluded after it is noted anew by who excludes it.
+        """
+        if not self._is_rewind(epoch, position):
+            return self
+        step, changes = self.step_at(epoch, position), self._changes_to(epoch, position)
+        if position == 0:
+            changes = tuple(
+                {name: value for name, value in change.items() if name != "skip"}
+                if (change["epoch"], change["position"]) == (epoch, 0)
+                else change
+                for change in changes
+            )
+        return replace(
+            self, step=step, starts=tuple(start for start in self.starts if start[0] <= epoch), changes=changes
+        )
+
+    # Looking up.
+
+    def settings(self, epoch: int, position: int) -> dict[str, Any]:
+        """Return the settings at a place: all changes up to there together."""
+        settings: dict[str, Any] = {"options": {}, "exclude": [], "reweight": []}
+        for change in self._changes_to(epoch, position):
+            settings = _with_change(settings, change)
+        return settings
 
     def sections(self, epoch: int) -> list[Section]:
         """Return the sections of an epoch that has begun: each change begins one."""
@@ -216,15 +223,15 @@ class RunRecord:
         return self.starts[at][1] if at < len(self.starts) and self.starts[at][0] == epoch else None
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch that a step before the present one is in."""
+        """Return the epoch of a step before the next one."""
         return self.starts[bisect_right(self.starts, step, key=itemgetter(1)) - 1][0]
 
     def first_world(self, epoch: int | None = None, position: int = 0) -> int | None:
         """Return the number of ranks with which the run began; None if it has not, or begins at that place.
 
-        >>> record = RunRecord()
-        >>> record.begin(0, 0, {"world": 8}), record.first_world(0, 640), record.first_world(0, 0)
-        (False, 8, None)
+        >>> record = RunRecord().begun(0, 0, {"world": 8})
+        >>> record.first_world(0, 640), record.first_world(0, 0)
+        (8, None)
         """
         worlds = (
             change["world"]
@@ -234,7 +241,7 @@ class RunRecord:
         return next(worlds, None)
 
     def step_at(self, epoch: int, position: int) -> int:
-        """Return the number of the step that comes at a place, also where the run is about to go back to it."""
+        """Return the number of the next step at a place, also where the run is about to go back to it."""
         if position == 0 and self._is_rewind(epoch, position):
             return next((step for begun, step in self.starts if begun >= epoch), self.step)
         return self.step
@@ -245,19 +252,8 @@ class RunRecord:
         restarts = position == 0 and epoch == last and self.step > first_step
         return restarts or (epoch, position) < self.began_at or epoch < last
 
-    def _go_back(self, epoch: int, position: int) -> None:
-        """Forget what came after a place; what was excluded after it is noted anew by who excludes it."""
-        step = self.step_at(epoch, position)
-        self.changes = [change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position)]
-        if position == 0:
-            self.step = step
-            self.changes = [
-                {name: value for name, value in change.items() if name != "skip"}
-                if (change["epoch"], change["position"]) == (epoch, 0)
-                else change
-                for change in self.changes
-            ]
-        self.starts = [start for start in self.starts if start[0] <= epoch]
+    def _changes_to(self, epoch: int, position: int) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if (change["epoch"], change["position"]) <= (epoch, position))
 
 
 def _with_change(settings: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

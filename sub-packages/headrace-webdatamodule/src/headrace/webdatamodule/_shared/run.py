@@ -9,8 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -211,12 +211,13 @@ class Run:
 
     def __init__(self, planner: Planner, ranks: Ranks, all_ranks: bool = False) -> None:
         self.planner, self.ranks, self.all_ranks = planner, ranks, all_ranks
-        self._cursor, self._record = EpochCursor(), RunRecord()
+        self._cursor = EpochCursor()
+        self._recorded = RunRecord().noted(0, 0, planner.settings)
+        self._delivered = 0  # steps of the latest iteration since then
         self._start = Place(0)  # of the next iteration, unless it is the beginning of the epoch
         self._interrupted: Iteration | None = None  # a running one whose rest was planned anew
-        self._timelines: dict[int, list[EpochPlan]] = {}
+        self._timelines: dict[int, tuple[Any, list[EpochPlan]]] = {}  # by epoch, and what they were made for
         self._warned = set[str]()  # that were given
-        self._record.note(0, 0, planner.settings)
 
     # Where it is.
 
@@ -234,6 +235,16 @@ class Run:
     def world(self) -> int:
         """Current number of data-parallel ranks."""
         return self.ranks.world_size()
+
+    @property
+    def record(self) -> RunRecord:
+        """The record of the run, up to the current step."""
+        recorded = self._recorded
+        return replace(recorded, step=recorded.step + self._delivered) if self._delivered else recorded
+
+    @record.setter
+    def record(self, record: RunRecord) -> None:
+        self._recorded, self._delivered = record, 0
 
     @property
     def iteration(self) -> Iteration | None:
@@ -265,12 +276,12 @@ class Run:
 
     def _history(self, position: int, world: int | None = None) -> History:
         """Return the history of a position; where the run begins there, it does so with ``world`` ranks."""
-        first_world = self._record.first_world(self.epoch, position) or world
+        first_world = self.record.first_world(self.epoch, position) or world
         return History(first_world or self.world, self._settings_of)
 
     def _settings_of(self, epoch: int) -> Settings | None:
         """Return the settings with which an epoch before the present one began."""
-        return self._record.settings(epoch, 0) if epoch < self.epoch else None
+        return self.record.settings(epoch, 0) if epoch < self.epoch else None
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the plan of a complete epoch with the present settings."""
@@ -287,29 +298,28 @@ class Run:
         If the run begins there, it does so with ``world`` ranks, by default as many as there are now.
         """
         position = self.position if position is None else position
-        for plan in reversed(self._timeline(self.epoch)[1:]):
-            if plan.start <= position:
-                return plan
-        return self.planner.plan(self.epoch, self._history(position, world))
+        replanned = _plan_at(self._timeline(self.record, self.epoch)[1:], position)
+        return replanned or self.planner.plan(self.epoch, self._history(position, world))
 
-    def _timeline(self, epoch: int) -> list[EpochPlan]:
+    def _timeline(self, record: RunRecord, epoch: int) -> list[EpochPlan]:
         """Return the plans of an epoch that has begun, each from a change on; none if it has no such change."""
-        if self._record.start_of(epoch) is None:
+        if record.start_of(epoch) is None:
             return []
-        if epoch not in self._timelines:
-            first, *later = self._record.sections(epoch)
-            later = [section for section in later if section.change and self._record.replans(section.change)]
+        made_for = record.changes, self.planner
+        if epoch not in self._timelines or self._timelines[epoch][0] != made_for:
+            first, *later = record.sections(epoch)
+            later = [section for section in later if section.change and record.replans(section.change)]
             plans = [self._first_plan(epoch, first.settings)] if later else []
             for section in later:
                 position = section.change["position"] if section.change else 0
                 plans.append(self._planner_at(section.settings).rest(epoch, plans[-1], position))
             self._timelines = {other: known for other, known in self._timelines.items() if other == self.epoch}
-            self._timelines[epoch] = plans
-        return self._timelines[epoch]
+            self._timelines[epoch] = made_for, plans
+        return self._timelines[epoch][1]
 
     def _first_plan(self, epoch: int, settings: Settings) -> EpochPlan:
         """Return the plan with which a recorded epoch began."""
-        record = self._record
+        record = self.record
         history = History(record.first_world() or self.world, lambda past: record.settings(past, 0))
         return self._planner_at(settings).plan(epoch, history)
 
@@ -340,31 +350,28 @@ class Run:
         epoch, began, planner = self.epoch, self.start, self.planner
         planner.user_sampler.check(epoch, world, self.ranks.mesh)
         with self._restored_if_refused():
-            if self._record.begin(epoch, began.position, self._settings(world), began.plan_state):
-                self._timelines = {}
+            self.record = self.record.begun(epoch, began.position, self._settings(world), began.plan_state)
             plan = self.current_plan(began.position)
             if not began.position:
                 plan.refuse_empty(world)
             steps = plan.steps(began, world, self.all_ranks)
             first = list(islice(steps, 1))  # which may raise an error: the position stays as it was
-        this = Iteration(plan, began, world)
-        self._cursor.begin(this)
-        before, finished = self._record.step, False
-        for yielded, batch in enumerate(self._batches_of(this, chain(first, steps), rank), 1):
-            if self._cursor.move(this, batch.place.position, owner):
-                self._record.step = before + (yielded // world if self.all_ranks else yielded)
-            if (
-                batch.place.position == plan.end and not finished
-            ):  # here: Lightning asks for no more than the last batch
+        iteration, finished = Iteration(plan, began, world), False
+        self._cursor.begin(iteration)
+        for count, batch in enumerate(self._batches_of(iteration, chain(first, steps), rank), 1):
+            if self._cursor.move(iteration, batch.place.position, owner):
+                self._delivered = count // world if self.all_ranks else count
+            if batch.place.position == plan.end and not finished:
+                # Here and not at the end: Lightning asks for no more than the last batch.
                 finished = True
-                self._cursor.finish(this, began.position, owner, differs=planner.epochs_differ)
+                self._cursor.finish(iteration, began.position, owner, differs=planner.epochs_differ)
             yield batch
-            if self._interrupted is this:
+            if self._interrupted is iteration:
                 return self.iteration is None  # and no other iteration has begun since
-        if self._cursor.move(this, plan.end):
-            this.finished = True
+        if self._cursor.move(iteration, plan.end):
+            iteration.finished = True
             if not finished:
-                self._cursor.finish(this, began.position, owner, nothing=began.position == plan.end)
+                self._cursor.finish(iteration, began.position, owner, nothing=began.position == plan.end)
             planner.user_sampler.finished()
         return False
 
@@ -385,16 +392,16 @@ class Run:
         """Yield the batches of this rank, or of all ranks."""
         plan, began, world = iteration.plan, iteration.began, iteration.world
         first, stride = (0, 1) if self.all_ranks else (rank, world)
-        for some in steps:
-            once = some.warning_once if rank == 0 and some.warning_once not in self._warned else ""
+        for batches in steps:
+            once = batches.warning_once if rank == 0 and batches.warning_once not in self._warned else ""
             self._warned.add(once)
-            for text in filter(None, (some.warning, once)):
+            for text in filter(None, (batches.warning, once)):
                 warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
             # With all ranks a position lies after each batch, else after each step.
-            ends = some.ends if self.all_ranks else some.ends[world - 1 :: world]
-            for number, end in zip(range(first, len(some.ends), stride), ends.tolist(), strict=True):
+            ends = batches.ends if self.all_ranks else batches.ends[world - 1 :: world]
+            for number, end in zip(range(first, len(batches.ends), stride), ends.tolist(), strict=True):
                 place = plan.place(end, began, world)
-                yield PlannedBatch(plan.keys(some.batch(number)), place, some.draws_of(number))
+                yield PlannedBatch(plan.keys(batches.batch(number)), place, batches.draws_of(number))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is discarded."""
@@ -405,7 +412,8 @@ class Run:
     def __len__(self) -> int:
         plan = self.current_plan()
         if plan.start:
-            return self._n_batches(self._record.step - (self._record.start_of(self.epoch) or 0)) + self.remaining
+            record = self.record
+            return self._n_batches(record.step - (record.start_of(self.epoch) or 0)) + self.remaining
         steps = plan.n_steps(Place(0), self.world)
         plan.refuse_empty(self.world)
         return self._n_batches(steps)
@@ -422,21 +430,23 @@ class Run:
 
     def step(self, number: int, world: int | None = None) -> list[list[Any]]:
         """Return the samples of any step of the run, rank by rank; ``world`` is the number of ranks of coming steps."""
-        coming = self._record.step_at(self.epoch, self.position)
-        if self._record.first_step <= number < coming:
+        record = self.record
+        coming = record.step_at(self.epoch, self.position)
+        if record.first_step <= number < coming:
             return self._past_step(number)
         return self._coming_step(number - coming, self.world if world is None else world)
 
     def _past_step(self, number: int) -> list[list[Any]]:
-        epoch = self._record.epoch_of(number)
-        section = [section for section in self._record.sections(epoch) if section.step <= number][-1]
+        record = self.record
+        epoch = record.epoch_of(number)
+        section = [section for section in record.sections(epoch) if section.step <= number][-1]
         world, all_ranks = section.settings["world"], section.settings.get("all", False)
-        plan = self._plan_of_section(epoch, section)
+        plan = self._plan_of_section(record, epoch, section)
         return _step_of(plan, section.place, world, number - section.step, all_ranks)
 
-    def _plan_of_section(self, epoch: int, section: Section) -> EpochPlan:
-        plans = self._timeline(epoch) or [self._first_plan(epoch, section.settings)]
-        return [plan for plan in plans if plan.start <= section.position][-1]
+    def _plan_of_section(self, record: RunRecord, epoch: int, section: Section) -> EpochPlan:
+        replanned = _plan_at(self._timeline(record, epoch), section.position)
+        return replanned or self._first_plan(epoch, section.settings)
 
     def _coming_step(self, steps: int, world: int) -> list[list[Any]]:
         """Return a step of the rest of this epoch, or of one that comes."""
@@ -468,22 +478,23 @@ class Run:
         settings = self.planner.settings
         known = set(settings["exclude"])
         if new := [index for index in dict.fromkeys(indices) if index not in known]:
-            self._change({**settings, "exclude": [*settings["exclude"], *new]})
+            with self._restored_if_refused():
+                self._change({**settings, "exclude": [*settings["exclude"], *new]})
+            self._apply_reweights()
             self._interrupt()
 
-    def _change(self, settings: Settings, check: Callable[[], Any] = lambda: None) -> Any:
-        """Continue with other settings from here on, unless the epoch or a check refuses that."""
-        with self._restored_if_refused():
-            self.planner, self._timelines = self.planner.at(settings), {}
-            self._note(self.epoch, self.position)
-            checked = check()
-        self._apply_reweights()
-        return checked
+    def _change(self, settings: Settings) -> None:
+        """Continue with other settings from here on."""
+        self.planner = self.planner.at(settings)
+        self._note(self.epoch, self.position)
 
     def _note(self, epoch: int, position: int) -> None:
-        """Record that other settings hold from a place on; refuse that where the epoch cannot change there."""
-        if self._record.note(epoch, position, self._settings()) and position:
+        """Record the settings from a place on; refuse other ones where the epoch cannot change there."""
+        before = self.record
+        record = before.noted(epoch, position, self._settings())
+        if record is not before and record.replans(record.changes[-1]) and position:
             self.planner.refuse_change_within_epoch()
+        self.record = record
 
     def _apply_reweights(self) -> None:
         """Give the user's mixture the weights of the present settings."""
@@ -491,26 +502,24 @@ class Run:
 
     @contextmanager
     def _restored_if_refused(self) -> Iterator[None]:
-        before = self.planner, deepcopy(self._record)
+        before = self.planner, self._recorded, self._delivered
         try:
             yield
         except BaseException:
-            (self.planner, self._record), self._timelines = before, {}
+            self.planner, self._recorded, self._delivered = before
             raise
 
     def skip(self, steps: int) -> NDArray[np.int64]:
         """Skip the next steps of this epoch; return their samples."""
         world, place = self.world, self.place()
         with self._restored_if_refused():
-            if self._record.begin(self.epoch, place.position, self._settings(world), place.plan_state):
-                self._timelines = {}
+            self.record = self.record.begun(self.epoch, place.position, self._settings(world), place.plan_state)
             plan, start = self.current_plan(), place.position
             stop = passed = start
             for end, end_of_samples in islice(_ends(plan, place, world, self.all_ranks), steps):
                 stop, passed = end, end_of_samples
             skipped = plan.delivered(start, passed)
-        self._record.note(self.epoch, start, {}, skip=stop - start)
-        self._timelines = {}
+        self.record = self.record.noted(self.epoch, start, {}, skip=stop - start)
         self._interrupt(stop)
         return skipped
 
@@ -530,8 +539,10 @@ class Run:
             first = -(-(self.epoch * length + unread) // REWEIGHT_INTERVAL) * REWEIGHT_INTERVAL
             waits = position < plan.end and unread >= length
         settings = {**self.planner.settings, "reweight": sampler.reweighted(weights, first)}
-        chosen = first
-        step: int = self._change(settings, lambda: self._step_of_draw(chosen, length))
+        with self._restored_if_refused():
+            self._change(settings)
+            step = self._step_of_draw(first, length)
+        self._apply_reweights()
         self._interrupt()
         if waits:
             warnings.warn(
@@ -545,7 +556,7 @@ class Run:
 
     def _step_of_draw(self, draw: int, length: int) -> int:
         """Return the first step that may hold a draw or a later one: that of the window that has it."""
-        world, number = self.world, self._record.step_at(self.epoch, self.position)
+        world, number = self.world, self.record.step_at(self.epoch, self.position)
         for plan, epoch, place in self._coming_plans(world):
             position = plan.position_of_draw(draw - epoch * length)
             if position < plan.end:
@@ -572,40 +583,37 @@ class Run:
     def state(self, place: Place | None = None) -> dict[str, Any]:
         """Return the state for a resume, at the current place or at another one of the epoch."""
         planner, epoch = self.planner, self.epoch
-        record = self._record.state(epoch, self.position, self._settings())
         place = self.place() if place is None else place
+        record = self.record
         if place.position != self.position:
-            begun = self._begun() if self.iteration is None else self
-            record = begun._record.at(epoch, place.position, begun._steps_to(place))
+            if self.iteration is None:  # as if it had begun and delivered nothing
+                record = record.begun(epoch, self.start.position, self._settings(self.world), self.start.plan_state)
+            record = record.at(epoch, place.position, self._steps_to(record, place))
+        elif (rewound := record.back_to(epoch, place.position)) is not record:
+            record = rewound.noted(epoch, place.position, self._settings())
         return {
             "version": planner.version,
             "seed": planner.seed,
             "epoch": epoch,
             "position": place.position,
             "fingerprint": planner.fingerprint_at(epoch),
-            **record,
+            **record.as_state(),
             **planner.state_of(epoch, place),
         }
 
-    def _begun(self) -> Run:
-        """Return a copy whose next iteration has begun, so that its record holds that, and has delivered nothing."""
-        begun = copy(self)
-        begun._record.begin(self.epoch, self.start.position, self._settings(self.world), self.start.plan_state)
-        return begun
-
-    def _steps_to(self, place: Place) -> int:
+    def _steps_to(self, record: RunRecord, place: Place) -> int:
         """Return how many steps another place of this epoch is after the current one, negative before it."""
-        sections = self._record.sections(self.epoch) if self._record.start_of(self.epoch) is not None else []
+        sections = record.sections(self.epoch) if record.start_of(self.epoch) is not None else []
         begun = [section for section in sections if section.position <= place.position]
         if len(begun) == len(sections):
             plan, world = self.current_plan(), self.world
             return plan.n_steps(self.place(), world) - plan.n_steps(place, world)
         if not begun:  # skipped at the beginning of the epoch
-            return sections[0].step - self._record.step
+            return sections[0].step - record.step
         section = begun[-1]
-        plan, world = self._plan_of_section(self.epoch, section), section.settings["world"]
+        plan, world = self._plan_of_section(record, self.epoch, section), section.settings["world"]
         steps = plan.n_steps(section.place, world) - plan.n_steps(place, world)
-        return section.step + steps - self._record.step
+        return section.step + steps - record.step
 
     def load(self, state: Any, accept: Collection[str] = ()) -> None:
         """Resume from a state, unless a later ``set_epoch`` has chosen another epoch."""
@@ -627,7 +635,7 @@ class Run:
         with self._restored_if_refused():
             planner = planner.at({**planner.settings, "exclude": recorded["exclude"]})
             changed = epoch != self.epoch
-            self._record, self.planner, self._timelines = record, planner, {}
+            self.record, self.planner = record, planner
             if accepted:
                 self._note(epoch, position)
             start = self._loaded_place(state, changed, has_grown)
@@ -646,8 +654,8 @@ class Run:
         try:
             if has_grown and sampler.is_given and self.planner.settings.get("mixture") is None:
                 raise ValueError(_GROWTH.format(boundary="the beginning", position=position))
-            plans = [plan for plan in self._timeline(epoch)[1:] if plan.start <= position]
-            plan = plans[-1] if plans else self._first_plan(epoch, self.planner.settings)
+            replanned = _plan_at(self._timeline(self.record, epoch)[1:], position)
+            plan = replanned or self._first_plan(epoch, self.planner.settings)
             _refuse_position(position, plan)
             if has_grown and sampler.is_given and position < plan.end:
                 raise ValueError(_GROWTH.format(boundary="the beginning or the end", position=position))
@@ -662,8 +670,13 @@ class Run:
         return position
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_cursor": copy(self._cursor), "_record": deepcopy(self._record), "planner": copy(self.planner)}
-        return self.__dict__ | own | {"_start": self.place(), "_interrupted": None, "_timelines": {}}
+        copied = {"_cursor": copy(self._cursor), "planner": copy(self.planner)}
+        return self.__dict__ | copied | {"_start": self.place(), "_interrupted": None, "_timelines": {}}
+
+
+def _plan_at(plans: Sequence[EpochPlan], position: int) -> EpochPlan | None:
+    """Return the last of some plans that begins at a position or before it; None if there is none."""
+    return next((plan for plan in reversed(plans) if plan.start <= position), None)
 
 
 def _refuse_position(position: int, plan: EpochPlan) -> None:
@@ -686,8 +699,8 @@ def _step_of(plan: EpochPlan, place: Place, world: int, steps: int, all_ranks: b
     """Return the step that is so many steps after a place, rank by rank."""
     passed, place = plan.seek(place, world, steps)
     wanted = (steps - passed) * world
-    for some in plan.steps(place, world, all_ranks):
-        if wanted < len(some.ends):
-            return [plan.keys(some.batch(wanted + rank)) for rank in range(world)]
-        wanted -= len(some.ends)
+    for batches in plan.steps(place, world, all_ranks):
+        if wanted < len(batches.ends):
+            return [plan.keys(batches.batch(wanted + rank)) for rank in range(world)]
+        wanted -= len(batches.ends)
     raise IndexError(_NO_STEP)
