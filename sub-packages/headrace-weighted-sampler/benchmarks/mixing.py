@@ -106,7 +106,7 @@ def latency(draws: int) -> None:
     print(f"any position, {draws:.0e} draws: {median(times) * 1e3:.2f} ms (worst of 200: {max(times) * 1e3:.2f})")
 
 
-def memory(work: Callable[[], None], what: str) -> None:
+def memory(work: Callable[[], object], what: str) -> None:
     """Growth of the traced peak: Python's and numpy's allocations."""
     gc.collect()
     tracemalloc.start()

@@ -8,6 +8,7 @@ from headrace.weighted_sampler.plotting import plot_mixture
 from headrace.weighted_sampler.report import MixtureReport, SourceReport
 from headrace.weighted_sampler.sampler import WeightedDistributedSampler
 from headrace.weighted_sampler.schedule import cosine_schedule
+from headrace.weighted_sampler.subset import repetition_matched_subset
 from headrace.weighted_sampler.weights import NamedConcatDataset, Weight
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "WeightedDistributedSampler",
     "cosine_schedule",
     "plot_mixture",
+    "repetition_matched_subset",
 ]
 
 __version__: str  # of the distribution; the sources also run from a folder on the path

@@ -158,12 +158,13 @@ def amounts_of(sources: WeightedSources, per: str, sizes: ArrayLike | None, sema
         )
     if sources.members is not None:
         raise ValueError("per='token' needs weights of datasets or ranges, got one weight per sample")
-    parsed = _parse_sizes(sizes, length)
+    parsed = parse_sizes(sizes, length)
     tokens = tuple(_total(parsed[part.begin : part.end]) for part in sources.parts)
     return Amounts(samples, tokens, _whole(parsed))
 
 
-def _parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
+def parse_sizes(sizes: ArrayLike, length: int) -> NDArray[Any]:
+    """Return the number of tokens of each of so many samples as an array; refuse what is none."""
     if isinstance(sizes, str):
         raise ValueError(
             f"sizes must be one number for each of the {length} samples, got {sizes!r}: give the numbers themselves, "
