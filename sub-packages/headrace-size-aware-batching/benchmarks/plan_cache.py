@@ -8,7 +8,6 @@ Every process begins anew and maps a file of uint16 sizes. Processes without a c
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,16 +24,13 @@ STRATEGIES = ("stratified", "packed", "bucketed")
 
 
 def write_sizes(path: Path, count: int) -> None:
-    """Write lognormal sizes, a piece at a time, and wait until a note may tell the file from any other."""
+    """Write lognormal sizes, a piece at a time."""
     sizes = np.lib.format.open_memmap(path, "w+", np.uint16, (count,))
     draw = np.random.default_rng(0)
     for start in range(0, count, PIECE):
         stop = min(start + PIECE, count)
         sizes[start:stop] = np.clip(draw.lognormal(np.log(360), 0.8, stop - start), 8, 2048)
     sizes.flush()
-    del sizes
-    while time.time() - path.stat().st_ctime < 3:
-        os.sched_yield()
 
 
 def private() -> int:

@@ -1,7 +1,7 @@
 """What size-aware batches promise, on a real GPU: coverage, headroom, no step that runs out of memory, tokens a second.
 
-    python benchmarks/gpu.py                  # eight minutes on one H200; needs torch, numpy, tqdm and matplotlib
-    python benchmarks/gpu.py --dry            # every part on the CPU with tiny models; its figures say nothing
+    python benchmarks/gpu.py          # eight minutes on one H200; needs torch, numpy, tqdm, xxhash and matplotlib
+    python benchmarks/gpu.py --dry    # every part on the CPU with tiny models; its figures say nothing
 
 The models are like ESM-2 (150M parameters) and Llama (350M), from their dimensions alone, in bfloat16 with
 scaled-dot-product attention; the lengths are 100,000 as of proteins. The allocator may use ``--gib`` of the device, so

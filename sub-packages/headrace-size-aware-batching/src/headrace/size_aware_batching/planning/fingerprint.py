@@ -1,14 +1,13 @@
 """The fingerprint of sizes and options, and in what two fingerprints differ."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-PIECE = 2**20
+from headrace.size_aware_batching._shared.digest import array_digest, text_digest
+
 WHOLE, PART = 32, 4  # hex digits
 
 
@@ -18,13 +17,12 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
     Equal parts give equal fingerprints, whatever integer or real type they come in.
     """
     digests = [digest(value) for value in parts.values()]
-    whole = hashlib.blake2b(b"".join(digests), digest_size=WHOLE // 2).hexdigest()
-    return whole + "".join(each.hex()[:PART] for each in digests)
+    return text_digest("".join(digests)) + "".join(each[:PART] for each in digests)
 
 
-def digest(value: Any) -> bytes:
-    """Return 16 bytes for a part."""
-    return hashlib.blake2b(repr(canonical(value)).encode(), digest_size=16).digest()
+def digest(value: Any) -> str:
+    """Return 32 hex digits for a part."""
+    return text_digest(repr(canonical(value)))
 
 
 def has_parts(parts: Mapping[str, Any], other: Any) -> bool:
@@ -43,28 +41,10 @@ def differing(parts: Mapping[str, Any], own: str, other: str) -> list[str]:
     return [name for name, each in zip(parts, digits, strict=True) if own[each] != other[each]]
 
 
-def array_digest(array: NDArray[Any]) -> bytes:
-    """Return 16 bytes for the values of an array, the same for integers and for floats that are whole."""
-    digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=16)
-    whole = array.dtype.kind != "f" or bool((array == np.floor(array)).all() and array.max(initial=0) < 2**63)
-    kind = "<i8" if whole else "<f8"
-    for start in range(0, len(array), PIECE):
-        digest.update(np.ascontiguousarray(array[start : start + PIECE].astype(kind)).tobytes())
-    return digest.digest()
-
-
-def content_digest(array: NDArray[Any]) -> bytes:
-    """Return 16 bytes for the bytes of an array, its type and its shape: faster than `array_digest`."""
-    digest = hashlib.blake2b(f"{array.dtype.str} {array.shape}".encode(), digest_size=16)
-    for start in range(0, len(array), PIECE):
-        digest.update(np.ascontiguousarray(array[start : start + PIECE]).data)
-    return digest.digest()
-
-
 def canonical(value: Any) -> Any:
     """Return a value in one form for all types that are equal: 50 for 50.0, True for ``np.True_``."""
     if isinstance(value, np.ndarray):
-        return array_digest(value).hex()
+        return array_digest(value)
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if isinstance(value, Integral):

@@ -10,7 +10,6 @@ that was changed by itself cannot pass.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import stat
@@ -27,10 +26,10 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._files import one_writer, remove_parts, write_atomically
 from headrace.size_aware_batching._shared.checks import shown
+from headrace.size_aware_batching._shared.digest import array_digest, bytes_digest, text_digest
 from headrace.size_aware_batching._validation import warn
-from headrace.size_aware_batching.planning.fingerprint import content_digest
-from headrace.size_aware_batching.planning.known_sizes import KnownSizes
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
+from headrace.size_aware_batching.planning.size_facts import SizeFacts
 from headrace.size_aware_batching.planning.strata import COUNTED, index_type, sort_samples
 
 PLAN_CACHE_VERSION = 1
@@ -174,37 +173,30 @@ class PlanCache:
                 f"{type(directory).__name__}"
             ) from None
 
-    def _say_unused(self, known: KnownSizes) -> None:
+    def _say_unused(self, sizes: NDArray[Any]) -> None:
         """Warn, once, that nothing is kept."""
         if not self._said:
             self._said = True
-            got = f"{known.sizes.dtype} of shape {list(known.sizes.shape)}, up to {known.sizes.max():,}"
+            got = f"{sizes.dtype} of shape {list(sizes.shape)}, up to {sizes.max():,}"
             warn(
                 f"plan_cache has no effect with sizes of {got}, as it keeps samples sorted by one whole number below "
                 f"{LARGEST:,}: each process sorts for itself; leave it out"
             )
 
-    def sorted(self, sized: PreparedSizes, known: KnownSizes) -> Sorted | None:
+    def sorted(self, sized: PreparedSizes, facts: SizeFacts) -> Sorted | None:
         """Return the samples by size, from the file; the first process that asks for them writes it.
 
         None where they are not sorted by one whole number below 2**20. Whatever goes wrong with the file is a warning.
         """
-        sizes, largest = sized.sizes, known.largest
-        own = sizes is known.sizes
         if not sized.n_samples:
             return None
-        whole = sizes.ndim == 1 and sizes.dtype.kind in "iu"
-        if not whole or (int(sizes.max()) if largest is None or not own else largest) >= LARGEST:
-            self._say_unused(known)
+        planned = facts if sized.sizes is facts.sizes else SizeFacts(sized.sizes)
+        if planned.largest is None or planned.largest >= LARGEST:
+            self._say_unused(facts.sizes)
             return None
-        parts = [
-            str(PLAN_CACHE_VERSION),
-            sizes.dtype.str,
-            known.digest if own else content_digest(sizes).hex(),
-            "" if sized.kept is None else content_digest(sized.kept).hex(),
-        ]
-        key = hashlib.blake2b(" ".join(parts).encode(), digest_size=16).digest()
-        path, made = self.directory / f"{key.hex()}.sorted", None
+        kept = "" if sized.kept is None else array_digest(sized.kept)
+        name = text_digest(f"{PLAN_CACHE_VERSION} {planned.digest} {kept}")
+        key, path, made = bytes.fromhex(name), self.directory / f"{name}.sorted", None
         try:
             if (found := self._open(path, key, sized)) is not None:
                 return found
@@ -255,7 +247,7 @@ def _read_header(file: IO[bytes], key: bytes, sized: PreparedSizes) -> SizeRuns:
     if length != HEADER.size + 16 * n_runs + width * n_samples:
         raise ValueError(f"it has {length:,} bytes, not those of {n_samples:,} samples of {n_runs:,} sizes")
     table = file.read(16 * n_runs)
-    if _checksum(head[:-16], table) != checksum:
+    if bytes_digest(head[:-16], table) != checksum:
         raise ValueError("its header or its table of sizes is damaged")
     values, begins = np.frombuffer(table, "<i8").astype(np.int64).reshape(2, n_runs)
     kind = np.uint16 if values[0] < COUNTED else sized.sizes.dtype  # as `sorted_by_size` returns them
@@ -268,14 +260,7 @@ def _contents(key: bytes, order: NDArray[Any], descending: NDArray[Any]) -> Iter
     table = runs.values.astype("<i8").tobytes() + runs.begins.astype("<i8").tobytes()
     fields = (MAGIC, PLAN_CACHE_VERSION, order.dtype.itemsize, key, len(order), len(runs.values), runs.total)
     head = HEADER.pack(*fields, bytes(16))[:-16]
-    yield head + _checksum(head, table) + table
+    yield head + bytes_digest(head, table) + table
     little = order.dtype.newbyteorder("<")
     for start in range(0, len(order), PIECE):
         yield np.ascontiguousarray(order[start : start + PIECE], little)
-
-
-def _checksum(*pieces: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()

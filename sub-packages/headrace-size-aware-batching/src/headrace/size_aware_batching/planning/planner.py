@@ -89,8 +89,8 @@ class SizeAwarePlanner:
         seed: int,
     ) -> SizeAwarePlanner:
         """Prepare the sizes; refuse those that are too large, and steps of tokens that are too short."""
-        known, to_plan = samples.known, samples.to_plan
-        largest = known.largest if known is not None and to_plan is samples.sizes else None
+        to_plan = samples.to_plan
+        largest = samples.facts.largest if to_plan is samples.sizes else None
         prepared = prepare(to_plan, options.max_total_size, options, largest=largest)
         if len(prepared.sizes) and not prepared.n_samples:
             raise all_are_skipped(len(prepared.sizes), options.max_total_size)
@@ -249,8 +249,8 @@ class SizeAwarePlanner:
 
         Samples are excluded one by one in a run: a file for each set of them would fill the disk.
         """
-        cache, known = self.samples.cache, self.samples.known
-        return None if cache is None or known is None or self.excluded else cache.sorted(self.prepared, known)
+        cache = self.samples.cache
+        return None if cache is None or self.excluded else cache.sorted(self.prepared, self.samples.facts)
 
     def _order_of(self, epoch: int) -> SliceOrder | None:
         return self.user_sampler.of_epoch(epoch, len(self.samples), self.mixed)
@@ -421,7 +421,7 @@ class SizeAwarePlanner:
         samples, prepared = self.samples, self.all_prepared
         lengths = samples.sizes if samples.pieces is None else samples.pieces.lengths
         return {
-            "sizes": samples.digest,
+            "sizes": samples.facts.digest,
             "max_total_size": self.options.max_total_size,
             **self.options.fingerprint_parts,
             "cost": prepared.cost.digest(lengths, self.options.max_total_size, self.options.max_items),

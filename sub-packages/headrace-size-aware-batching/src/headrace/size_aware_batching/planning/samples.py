@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.known_sizes import KnownSizes
 from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.prepared import without
+from headrace.size_aware_batching.planning.size_facts import SizeFacts
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, work_vector
 
 
@@ -27,7 +27,7 @@ class Samples:
         work: What steps are balanced by, shape ``[n]``; None where it follows from the sizes.
         max_length: Limit of each column.
         pieces: Of long samples, with ``oversize="split"``.
-        known: Facts of all sizes.
+        facts: Facts of all sizes.
         cache: Keeps sorted samples.
     """
 
@@ -35,34 +35,31 @@ class Samples:
     work: NDArray[np.float64] | None
     max_length: tuple[float | None, ...]
     pieces: Pieces | None
-    known: KnownSizes | None
+    facts: SizeFacts
     cache: PlanCache | None
 
     @classmethod
     def read(cls, sizes: Any, options: SamplerOptions, work: Any, cache: PlanCache | None) -> Samples:
         """Read the sizes that users give."""
-        known = None if cache is None else KnownSizes.noted(sizes, cache.directory)
-        found = frozen_copy(read_sizes(sizes)) if known is None else known.sizes
-        return cls.of(found, options, None if work is None else work_vector(work, len(found)), cache, known)
+        sizes = frozen_copy(read_sizes(sizes))
+        return cls.of(SizeFacts(sizes), options, None if work is None else work_vector(work, len(sizes)), cache)
 
     @classmethod
     def of(
         cls,
-        sizes: NDArray[Any],
+        facts: SizeFacts,
         options: SamplerOptions,
         work: NDArray[np.float64] | None,
         cache: PlanCache | None,
-        known: KnownSizes | None = None,
     ) -> Samples:
         """Return samples of sizes that were read before."""
-        if cache is not None:
-            known = known or KnownSizes(sizes, cache.directory)
+        sizes = facts.sizes
         max_length = tuple(column_limits(options.max_length, 1 if sizes.ndim == 1 else sizes.shape[1]))
         pieces = None
         if options.oversize == "split":
             longest = longest_piece(sizes, options.max_total_size, options.batch_cost, max_length[0])
             pieces = None if math.isinf(longest) else pieces_of(sizes, longest)
-        return cls(sizes, work, max_length, pieces, known, cache)
+        return cls(sizes, work, max_length, pieces, facts, cache)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -70,8 +67,8 @@ class Samples:
     def first(self, n: int, options: SamplerOptions) -> Samples:
         """Return the first n samples with other options."""
         if n == len(self):
-            return Samples.of(self.sizes, options, self.work, self.cache, self.known)
-        return Samples.of(self.sizes[:n], options, None if self.work is None else self.work[:n], self.cache)
+            return Samples.of(self.facts, options, self.work, self.cache)
+        return Samples.of(SizeFacts(self.sizes[:n]), options, None if self.work is None else self.work[:n], self.cache)
 
     @property
     def to_plan(self) -> NDArray[Any]:
@@ -95,11 +92,6 @@ class Samples:
         if self.pieces is None:
             return self.kept(kept, excluded)
         return without(None, len(self.pieces.samples), self.pieces.of(np.array(list(excluded), np.int64)))
-
-    @property
-    def digest(self) -> Any:
-        """Stands for the sizes in fingerprints."""
-        return self.sizes if self.known is None else self.known.fingerprint
 
 
 def frozen_copy(sizes: NDArray[Any]) -> NDArray[Any]:

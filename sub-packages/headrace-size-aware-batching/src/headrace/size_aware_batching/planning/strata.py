@@ -35,11 +35,11 @@ def sorted_by_size(sizes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     ([3, 1, 0, 2], [9, 7, 3, 3], dtype('uint16'))
     """
     kind = index_type(len(sizes))
-    if not len(sizes) or sizes.dtype.kind not in "iu" or sizes.max() >= COUNTED:
+    largest = int(sizes.max()) if len(sizes) and sizes.dtype.kind in "iu" else COUNTED
+    if largest >= COUNTED:
         negated = -sizes.astype(np.float64 if sizes.dtype.kind == "f" else np.int64)
         order = np.argsort(negated, kind="stable").astype(kind)
         return order, sizes[order]
-    largest = int(sizes.max())
     order = np.empty(len(sizes), kind)
     n_parts = max(1, min(THREADS, os.cpu_count() or 1, len(sizes) // WORTH_A_THREAD))
     bounds = [len(sizes) * part // n_parts for part in range(n_parts + 1)]

@@ -1,6 +1,5 @@
 """The order that a user's sampler gives: its epochs, its fingerprint, the same on every rank."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
+from headrace.size_aware_batching._shared.digest import array_digest, text_digest
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._shared.run import NoSampler
 from headrace.size_aware_batching.planning.gather import gather
@@ -133,10 +133,8 @@ class UserSampler:
     @cached_property
     def _best_effort(self) -> str:
         known = f"{type(self.sampler).__name__} {self._length()} {getattr(self.sampler, 'seed', None)}"
-        digest = hashlib.blake2b(known.encode(), digest_size=16)
-        if isinstance(self.sampler, Sequence):
-            digest.update(np.asarray(self.sampler).astype("<i8").tobytes())
-        return digest.hexdigest()
+        listed = array_digest(np.asarray(self.sampler)) if isinstance(self.sampler, Sequence) else ""
+        return text_digest(f"{known} {listed}")
 
     @property
     def knows_epochs(self) -> bool:
@@ -173,8 +171,7 @@ class UserSampler:
 
     def _refuse_different_orders(self, order: SliceOrder, mesh: Mesh | None) -> None:
         """Compare the order across ranks."""
-        sample = np.asarray(order.take(0, min(order.n_samples, COMPARED))).astype("<i8")
-        found = hashlib.blake2b(f"{order.n_samples} ".encode() + sample.tobytes(), digest_size=16).hexdigest()
+        found = f"{order.n_samples} {array_digest(np.asarray(order.take(0, min(order.n_samples, COMPARED))))}"
         name = type(self.sampler).__name__
         cure = (
             "give it generator=torch.Generator().manual_seed(seed) with one seed on all ranks, or leave out sampler, "

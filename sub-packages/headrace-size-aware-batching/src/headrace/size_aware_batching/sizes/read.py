@@ -92,13 +92,18 @@ def _checked_table(sizes: Any) -> NDArray[Any]:
         array = array.astype(np.float64, copy=False)
     if array.ndim not in (1, 2):
         raise ValueError(f"sizes must have shape [n] or [n, k], got {array.shape}")
-    if array.size and not (array.min() >= 0 and array.max() < UNLIMITED):
+    if not _always_sizes(array.dtype) and array.size and not (array.min() >= 0 and array.max() < UNLIMITED):
         bad = np.flatnonzero(any_column(~((array >= 0) & (array < UNLIMITED))))
         raise ValueError(
             f"sizes must be numbers from 0 to 2**62, got {array[bad[0]]} at index {bad[0]} ({len(bad)} of {len(array)} "
             "are negative, null or NaN, or too large)"
         )
     return array.astype(np.int64) if array.dtype == np.uint64 else array
+
+
+def _always_sizes(dtype: np.dtype[Any]) -> bool:
+    """Return whether all numbers of a type are sizes, so that none has to be looked at."""
+    return dtype.kind == "u" and np.iinfo(dtype).max < UNLIMITED
 
 
 def _content(array: NDArray[Any]) -> str:
