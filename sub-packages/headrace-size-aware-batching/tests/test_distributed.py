@@ -507,8 +507,12 @@ def test_a_state_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"position must be .* got 5000"):
         sampler.load_state_dict(sampler.state_dict() | {"position": 5000, "epoch": 3})
     assert sampler.state_dict()["epoch"] == 0  # what is refused changes nothing
-    with pytest.raises(ValueError, match=r"position must be .* got 5000"):
-        sampler.state_dict(position=5000)
+    later = next(sampler.batches_from()).place._replace(position=5000)
+    for place in (5000, later):
+        with pytest.raises(ValueError, match=r"position must be .* got 5000"):
+            sampler.state_dict(place)
+        with pytest.raises(ValueError, match=r"position must be .* got 5000"):
+            sampler.batches_from(place)
 
 
 def test_a_state_from_the_end_of_an_epoch_leaves_the_next_one_whole() -> None:

@@ -476,6 +476,9 @@ def test_a_state_that_does_not_say_how_a_step_was_packed_is_refused() -> None:
         with pytest.raises(ValueError, match=r"state\['inside_step'\] must tell how"):
             fresh.load_state_dict(state | wrong)
         assert list(fresh) == list(made())
+    place = next(sampler.batches_from()).place._replace(plan_state=())
+    with pytest.raises(ValueError, match="place must tell how"):
+        next(sampler.batches_from(place))
     begun = list(islice(made(0, 2), 4))
     fresh = made(0, 2)
     fresh.load_state_dict(made(0, 2).state_dict(len(flat(begun)) + len(flat(islice(made(1, 2), 4)))))

@@ -664,10 +664,9 @@ class Run:
             sampler.set_epoch(self.epoch, changed)
             raise
 
-    def checked_position(self, position: int) -> int:
-        """Return a position of the epoch; refuse one that it does not have."""
-        _refuse_position(position, self.current_plan(position))
-        return position
+    def refuse_position(self, position: int) -> None:
+        """Refuse a position that the epoch does not have."""
+        _refuse_position(position, self.current_plan())
 
     def __getstate__(self) -> dict[str, Any]:
         copied = {"_cursor": copy(self._cursor), "planner": copy(self.planner)}

@@ -143,9 +143,10 @@ class RunSampler(Sampler[list[Any]]):
         return self._run.state(None if position is None else self._checked_place(position))
 
     def _checked_place(self, place: Place | int) -> Place:
-        if isinstance(place, Place):
-            return place
-        return self._run.place(self._run.checked_position(checked_int("position", place)))
+        run = self._run
+        position = checked_int("position", place.position if isinstance(place, Place) else place)
+        run.refuse_position(position)
+        return place if isinstance(place, Place) else run.place(position)
 
     @property
     def excluded_indices(self) -> NDArray[np.int64]:

@@ -185,7 +185,7 @@ class TokenPlan:
         first: Number of its first step, over all epochs.
         total: Tokens of the epoch.
         pieces: The pieces of long samples.
-        ordered: Whether a user's sampler gave the order.
+        has_draws: Whether samples have draws: a user's sampler gave the order.
         warning_once: A warning at the first steps, for one rank.
     """
 
@@ -202,13 +202,8 @@ class TokenPlan:
         has_draws: bool,
         warning_once: str,
     ) -> None:
-        self.token_steps, self.order, self.first, self.pieces, self.has_draws = (
-            token_steps,
-            order,
-            first,
-            pieces,
-            has_draws,
-        )
+        self.token_steps, self.order, self.first = token_steps, order, first
+        self.pieces, self.has_draws = pieces, has_draws
         self.warning_once, self.starts = warning_once, token_steps.starts(order, first, total)
         self.end, self.n_optimizer_steps = int(self.starts[-1]), len(self.starts) - 1
         if token_steps.drops and not self.n_optimizer_steps and order.n_samples:
@@ -250,14 +245,14 @@ class TokenPlan:
         packed, step = self.packed(world), self.step_of(place.position)
         if place.position == self.starts[step]:
             return packed.accumulate[step:]
-        (_, offsets), _ = packed.rest(step, _segments(place))
+        (_, offsets), _ = packed.rest(step, self._segments(place))
         return np.concatenate([[-(-(len(offsets) - 1) // world)], packed.accumulate[step + 1 :]])
 
     def steps(self, place: Place, world: int, _all_ranks: bool) -> Iterator[Steps]:
         """Yield the steps from a place on: the micro-batches of one optimizer step after the other."""
         packed, step, parts = self.packed(world), self.step_of(place.position), list[Batches]()
         if place.position > self.starts[step]:
-            rest, _ = packed.rest(step, _segments(place))
+            rest, _ = packed.rest(step, self._segments(place))
             parts, step = [rest], step + 1
         later = (packed.group(number) for number in range(step, self.n_optimizer_steps))
         dealt = distribute_packed(chain(parts, later), world)
@@ -282,32 +277,39 @@ class TokenPlan:
         if not left:
             return Place(position)
         if self.step_of(began.position) == step and began.position > self.starts[step]:
-            segments = self.packed(world).rest(step, _segments(began))[1]
+            segments = self.packed(world).rest(step, self._segments(began))[1]
         else:
             segments = [Segment(world, int(self.packed(world).accumulate[step]), 0)]
-        inside = []
+        delivered = []
         for number, segment in enumerate(segments, 1):
             taken = left if number == len(segments) else min(left, segment.samples)
             left -= taken
-            inside += [segment._replace(samples=taken)] * (taken > 0)
-        return Place(position, tuple(inside))
+            delivered += [segment._replace(samples=taken)] * (taken > 0)
+        return Place(position, tuple(delivered))
 
     def loaded_place(self, state: Mapping[str, Any]) -> Place:
         """Return the place of a state."""
-        position, inside = state["position"], state.get("inside_step") or ()
-        left = position - int(self.starts[self.step_of(position)])
-        if not left:
+        position = state["position"]
+        if position == self.starts[self.step_of(position)]:
             return Place(position)
+        saved = Place(position, state.get("inside_step") or ())
+        return Place(position, tuple(self._segments(saved, "state['inside_step']", "load the state as state_dict()")))
+
+    def _segments(
+        self, place: Place, name: str = "place", cure: str = "give a place as batches_from()"
+    ) -> list[Segment]:
+        """Return how the optimizer step of a place was packed so far; refuse what does not say that of all samples."""
+        left = place.position - int(self.starts[self.step_of(place.position)])
         try:
-            segments = [Segment(*(checked_int("inside_step", number, 1) for number in segment)) for segment in inside]
+            segments = [Segment(*(checked_int(name, number, 1) for number in entry)) for entry in place.plan_state]
         except (TypeError, ValueError):
             segments = []
         if sum(segment.samples for segment in segments) != left:
             raise ValueError(
-                f"state['inside_step'] must tell how the {left} samples were packed that were delivered of an "
-                f"optimizer step, got {shown(inside)}: load the state as state_dict() returned it"
+                f"{name} must tell how the {left} samples were packed that were delivered of an optimizer step, got "
+                f"{shown(place.plan_state)}: {cure} returned it"
             )
-        return Place(position, tuple(segments))
+        return segments
 
     def refuse_empty(self, _world: int) -> None:
         """Refuse nothing: with ``tail="drop"`` there is a complete step."""
@@ -337,10 +339,6 @@ class TokenPlan:
 
     def _refused(self) -> ValueError:
         return ValueError(f"tokens_per_step must be None for that, got {shown(self.token_steps.schedule.value)}")
-
-
-def _segments(place: Place) -> list[Segment]:
-    return [Segment(*each) for each in place.plan_state]
 
 
 class PackedSteps(GroupedList):
