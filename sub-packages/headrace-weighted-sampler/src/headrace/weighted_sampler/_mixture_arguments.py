@@ -1,6 +1,5 @@
 """Parsing of mixtures: the arguments of both classes, validated, as sources and integer weights by position."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +15,7 @@ from headrace.weighted_sampler._interleave import MAX_SOURCES
 from headrace.weighted_sampler._mixture import Mixture, SampleOrder, SourceOrder
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._shared.checks import checked_int
+from headrace.weighted_sampler._shared.digest import array_digest
 from headrace.weighted_sampler._sources import Sources, hugging_face_identity, is_one_shot
 from headrace.weighted_sampler._states import DIGEST_DIGITS, data_identity, digest
 from headrace.weighted_sampler._stopping import MAX_DROPPED, STOP_RULES, Stopping, StopRule, drop_stages
@@ -105,7 +105,7 @@ class MixtureSpec:
 
     def identity(self) -> object:
         """Plain values that identify the shares beyond the weights and the sources."""
-        return self.drops, None if self.tokens is None else hashlib.sha256(self.tokens.data).hexdigest()
+        return self.drops, None if self.tokens is None else array_digest(self.tokens)
 
 
 def parse_mixture(

@@ -1,6 +1,5 @@
 """Fingerprints of data and options, and checks of loaded states."""
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence, Sized
 from itertools import accumulate
@@ -8,6 +7,7 @@ from typing import Any
 
 from headrace.weighted_sampler._arguments import SEED_BOUND, listed, short
 from headrace.weighted_sampler._shared.checks import checked_int
+from headrace.weighted_sampler._shared.digest import text_digest
 from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
 
 DIGEST_DIGITS = 16
@@ -15,7 +15,7 @@ DIGEST_DIGITS = 16
 
 def digest(*parts: object) -> str:
     """Hash the ``repr`` of some plain values to ``DIGEST_DIGITS`` hex digits."""
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+    return text_digest(repr(parts))[:DIGEST_DIGITS]
 
 
 def data_identity(dataset: object) -> object:

@@ -4,7 +4,6 @@ Weights may come directly from YAML, JSON or OmegaConf: a list ``[weight, {name:
 and a float counts as its shortest decimal form. ``_weight_semantics`` defines the meaning of a weight.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -21,6 +20,7 @@ from headrace.weighted_sampler._arguments import is_pair, listed, shown
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.columns import array_of_column
+from headrace.weighted_sampler._shared.digest import array_digest
 from headrace.weighted_sampler._shared.display import never_raises
 
 T_co = TypeVar("T_co", covariant=True)
@@ -140,7 +140,7 @@ class WeightedSources:
 
     def identity(self) -> object:
         """Plain values that identify the samples of each source."""
-        return self.ranges, None if self.members is None else hashlib.sha256(self.members.data).hexdigest()
+        return self.ranges, None if self.members is None else array_digest(self.members)
 
 
 def as_fraction(name: str, value: Weight) -> Fraction:
