@@ -86,7 +86,7 @@ def damage(path: Path, offset: int) -> None:
 # Help and usage
 
 
-@pytest.mark.parametrize("command", ["pack", "index", "verify", "ls", "cat", "info", "export-dali"])
+@pytest.mark.parametrize("command", ["pack", "index", "verify", "ls", "cat", "info"])
 def test_each_command_has_help(command: str) -> None:
     assert "--json" in text_of(command, "--help")
 
@@ -201,7 +201,7 @@ def test_index_refuses_columns_of_other_shards_until_told(tmp_path: Path) -> Non
     assert json_of("index", tmp_path, "--drop-columns")["columns"] == []
 
 
-@pytest.mark.parametrize("command", ["index", "ls", "info", "export-dali", "cat"])
+@pytest.mark.parametrize("command", ["index", "ls", "info", "cat"])
 def test_what_is_not_there_is_code_2(tmp_path: Path, command: str) -> None:
     more = ["key"] if command == "cat" else []
     assert str(tmp_path) in error_of(command, tmp_path / "nope", *more, code=2)
@@ -550,34 +550,6 @@ def test_info_of_members_that_only_some_samples_have(tmp_path: Path) -> None:
     assert found["members"]["txt"]["median"] == 1.5
     assert found["shards"][0]["skipped_names"] == ["NOTES"]
     assert found["fingerprint"] is None
-
-
-# export-dali
-
-
-def test_export_dali_writes_what_dali_reads(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new" / "dali"
-    paths = text_of("export-dali", folder, "--out", out).split()
-    assert paths == [str(out / f"wdshards-{i:06d}.idx") for i in range(3)]
-    samples = [line.split() for path in paths for line in Path(path).read_text().splitlines()[1:]]
-    assert [sample[::4] for sample in samples] == [["json", "raw.bin"]] * 10  # a key, an offset, a size and a name each
-    found = json_of("export-dali", folder)["exported"]
-    assert [Path(one["index"]).read_bytes() for one in found] == [Path(path).read_bytes() for path in paths]
-
-
-def test_export_dali_names_an_index_that_is_missing(folder: Path) -> None:
-    (folder / "wdshards-000001.tar.hri").unlink()
-    assert "call index_shards on its directory" in error_of("export-dali", folder, code=2)
-
-
-def test_export_dali_refuses_what_the_format_cannot_hold(tmp_path: Path) -> None:
-    tar_of(tmp_path / "a.1.tar", [("white space.txt", b"")])
-    index_shards(tmp_path)
-    error_of("export-dali", tmp_path, code=2)
-    tar_of(tmp_path / "a.2.tar", [("one.txt", b"")])
-    index_shards(tmp_path)
-    assert "'a.1.tar' and 'a.2.tar'" in error_of("export-dali", tmp_path, code=2)
-    assert not list(tmp_path.glob("*.idx"))
 
 
 def test_words_and_lines() -> None:

@@ -46,7 +46,6 @@ from headrace.webdatamodule import (
     Split,
     StaleIndexError,
     WebDataModule,
-    export_dali,
     index_shards,
     verify_shards,
     write_shards,
@@ -291,12 +290,6 @@ def test_what_cannot_be_stored_is_refused_with_and_without_packs(tmp_path: Path,
             write_shards([("first", {"txt": b"1"}), (key, sample)], tmp_path, n_shards=1, bytes_per_pack=packs)
     with pytest.raises(ShardError, match="'a' occurs twice"):
         write_shards([("a", {"txt": b""})] * 2, tmp_path, n_shards=1, bytes_per_pack=packs)
-
-
-def test_dali_does_not_read_packs(tmp_path: Path) -> None:
-    write_shards(texts(30), tmp_path, n_shards=1, bytes_per_pack=3000)
-    with pytest.raises(ShardError, match=r"this shard has packs: write it again without bytes_per_pack"):
-        export_dali(tars(tmp_path)[0])
 
 
 # Damage
@@ -654,8 +647,6 @@ def test_the_command_line_packs_lists_and_tells(tmp_path: Path) -> None:
         path.unlink()
     assert run("index", out).returncode == 0
     assert contents(out) == before
-    refused = run("export-dali", out)
-    assert (refused.returncode, b"without bytes_per_pack" in refused.stderr) == (2, True)
 
 
 def test_the_command_line_says_nothing_of_packs_where_there_are_none(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from concurrent.futures import BrokenExecutor, Executor
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,6 @@ from headrace.webdatamodule.cli_output import (
     write_out,
 )
 from headrace.webdatamodule.cli_sources import KEYS_FROM, KINDS, open_source
-from headrace.webdatamodule.shards.dali import dali_path, export_dali, indexed_components
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -429,27 +428,47 @@ def _ls(options: argparse.Namespace) -> Outcome:
     return 0, text_lines(line for index in indexes for line in lines(index))
 
 
-def _checksums(index: ShardIndex) -> Iterator[str]:
-    return (f"{checksum:08x}" for checksum in index.checksums.tolist())
+class _Member(NamedTuple):
+    suffix: str
+    offset: int
+    size: int
+    checksum: str
+    name: str
+
+
+def _samples(index: ShardIndex) -> Iterator[list[_Member]]:
+    """The members of each sample."""
+    values = zip(index.offsets.tolist(), index.sizes.tolist(), index.checksums.tolist(), strict=True)
+    for key, layout in zip(index.keys, index.layout_numbers.tolist(), strict=True):
+        suffixes = index.suffixes[layout]
+        yield [
+            _Member(suffix, offset, size, f"{checksum:08x}", f"{key}.{suffix}")
+            for suffix, (offset, size, checksum) in zip(suffixes, islice(values, len(suffixes)), strict=True)
+        ]
 
 
 def _short_lines(index: ShardIndex) -> Iterator[str]:
-    for key, members in zip(index.keys, indexed_components(index), strict=True):
-        yield f"{_cell(key)}\t{_cell(','.join(one.key for one in members))}\t{sum(one.size for one in members)}"
+    for key, members in zip(index.keys, _samples(index), strict=True):
+        yield f"{_cell(key)}\t{_cell(','.join(one.suffix for one in members))}\t{sum(one.size for one in members)}"
 
 
 def _long_lines(index: ShardIndex) -> Iterator[str]:
     shard = _cell(Path(index.shard).name)
-    for one, checksum in zip(chain.from_iterable(indexed_components(index)), _checksums(index), strict=True):
-        yield f"{shard}\t{one.offset}\t{one.size}\t{checksum}\t{_cell(one.name)}"
+    for one in chain.from_iterable(_samples(index)):
+        yield f"{shard}\t{one.offset}\t{one.size}\t{one.checksum}\t{_cell(one.name)}"
 
 
 def _plain_samples(index: ShardIndex) -> Iterator[dict[str, Any]]:
-    checksums = _checksums(index)
-    for key, members in zip(index.keys, indexed_components(index), strict=True):
+    for key, members in zip(index.keys, _samples(index), strict=True):
         parts = [
-            {"member": one.key.lower(), "name": one.name, "offset": one.offset, "bytes": one.size, "xxh3": checksum}
-            for one, checksum in zip(members, checksums, strict=False)
+            {
+                "member": one.suffix.lower(),
+                "name": one.name,
+                "offset": one.offset,
+                "bytes": one.size,
+                "xxh3": one.checksum,
+            }
+            for one in members
         ]
         yield {"key": key, "shard": index.shard, "bytes": sum(one.size for one in members), "members": parts}
 
@@ -577,31 +596,6 @@ def sizes_to_print(shards: IndexedShards, name: str) -> npt.NDArray[Any]:
             at = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(axis=1)))
             raise ValueError(f"column {name!r} holds {values[at]} for sample {shards.key(at)!r}, not a size")
     return values
-
-
-@_command(
-    "write NVIDIA DALI's indexes",
-    "Write the v1.2 text index of NVIDIA DALI for each shard, and print the paths.",
-    _INDEXED,
-    _arg("--out", type=local_path, metavar="DIR", help="output directory (default: beside the shards)"),
-)
-def _export_dali(options: argparse.Namespace) -> Outcome:
-    targets: dict[Path, str] = {}
-    for shard in [index.shard for index in open_shards(options.source)]:
-        target = dali_path(shard) if options.out is None else options.out / dali_path(shard).name
-        if target in targets:
-            both = f"{Path(targets[target]).name!r} and {Path(shard).name!r}"
-            raise ValueError(f"the shards {both} both get the index {target.name!r}: rename one before its first dot")
-        targets[target] = shard
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-    for target, shard in targets.items():
-        export_dali(shard, target)
-    if options.json:
-        return 0, json_pieces(
-            {"exported": [{"shard": shard, "index": str(target)} for target, shard in targets.items()]}
-        )
-    return 0, text_lines(map(str, targets))
 
 
 if __name__ == "__main__":

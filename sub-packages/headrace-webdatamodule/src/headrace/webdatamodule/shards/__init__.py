@@ -3,7 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headrace.webdatamodule.shards.dali import export_dali
 from headrace.webdatamodule.shards.decoding.decode import decode_member, restricted_loads
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
@@ -54,7 +53,6 @@ __all__ = [
     "UnsafePickleError",
     "add_column",
     "decode_member",
-    "export_dali",
     "index_shards",
     "open_column",
     "restricted_loads",
