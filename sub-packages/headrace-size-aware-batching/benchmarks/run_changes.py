@@ -1,4 +1,4 @@
-"""What changes in the middle of an epoch cost when a state is loaded, against ``numpy.random.permutation``.
+"""What changes in the middle of an epoch cost, and when a state is loaded, against ``numpy.random.permutation``.
 
     python benchmarks/run_changes.py                  # 10,000,000 samples
     python benchmarks/run_changes.py --samples 1e6
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 
 CHANGES = (0, 1, 5)
+PLANNED = 1_000_000  # samples, in optimizer steps, whose whole epoch is planned
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -60,19 +61,30 @@ def main() -> None:
             running.exclude([number])
             list(islice(running, 100))
         states[changes] = running.state_dict()
+    steps = OptimizerStepBatchSampler(sizes[:PLANNED], 16384, tokens_per_step=2**20, num_replicas=8, rank=0)
+    list(islice(steps, 200))
+
+    def reshard(running: Any, ranks: int) -> None:
+        running.reshard(ranks, ranks - 1)
+        next(iter(running))
+
     asked = loaded(states[5])
     asked.step(250)
     times: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(options.runs):
+    for run in range(options.runs):
         times.setdefault("permutation", []).append(timed(lambda: np.random.permutation(count)))
         for changes, state in states.items():
             name = f"load and first batch, {changes} changes"
             times.setdefault(name, []).append(timed(partial(begin, state)))
         times.setdefault("a past step", []).append(timed(lambda: asked.step(351)))
+        running = loaded(states[0])
+        times.setdefault("reshard and next batch", []).append(timed(partial(reshard, running, 7 - run % 3)))
+        name = f"the same, optimizer steps of {PLANNED:,} samples"
+        times.setdefault(name, []).append(timed(partial(reshard, steps, 7 - run % 3)))
     user, both = (median(some) for some in zip(*times.pop("permutation"), strict=True))
     for name, found in times.items():
         own, all_of_it = (median(some) for some in zip(*found, strict=True))
-        print(f"{name:36}{own / user:8.3f}{all_of_it / both:8.3f}")
+        print(f"{name:52}{own / user:8.3f}{all_of_it / both:8.3f}")
 
 
 if __name__ == "__main__":
