@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import ReduceOp, TCPStore
+import torch.distributed as dist
 from torchft import Manager, ProcessGroupGloo
 
 from headrace.size_aware_batching import OptimizerStepBatchSampler
@@ -55,7 +55,7 @@ def load_state_dict(state: dict[str, Any]) -> None:
     committed, ranks = state["data"], None
 
 
-store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 manager = Manager(
     pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
     load_state_dict=load_state_dict,
@@ -86,10 +86,10 @@ while True:
     for batch in step:
         tokens = batch["tokens"]
         loss = torch.nn.functional.cross_entropy(model(tokens[:-1]), tokens[1:], reduction="sum")
-        (loss / TOKENS).backward()
+        (loss / TOKENS).backward()  # type: ignore[no-untyped-call]  # of torch
         counts += torch.bincount(batch["numbers"], minlength=len(seen))
     for tensor in [counts, *(parameter.grad for parameter in model.parameters())]:
-        manager.allreduce(tensor, reduce_op=ReduceOp.SUM).wait()
+        manager.allreduce(tensor, reduce_op=dist.ReduceOp.SUM).wait()
     if manager.should_commit():
         optimizer.step()
         seen += counts
@@ -99,7 +99,6 @@ while True:
         print(f"step {manager.current_step()}: {done}", flush=True)
     else:
         ranks = None  # the step is done again
-print(
-    f"{EPOCHS} epochs: {int((EPOCHS - seen).clamp(min=0).sum())} lost, {int((seen - EPOCHS).clamp(min=0).sum())} repeated"
-)
+lost, repeated = (int(difference.clamp(min=0).sum()) for difference in (EPOCHS - seen, seen - EPOCHS))
+print(f"{EPOCHS} epochs: {lost} lost, {repeated} repeated")
 manager.shutdown()
