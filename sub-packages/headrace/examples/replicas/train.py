@@ -55,7 +55,7 @@ def load_state_dict(state: dict[str, Any]) -> None:
     committed, ranks = state["data"], None
 
 
-store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 manager = Manager(
     pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
     load_state_dict=load_state_dict,
