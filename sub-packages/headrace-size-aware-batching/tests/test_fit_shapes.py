@@ -194,7 +194,7 @@ def test_they_show_themselves() -> None:
     found = found_shapes()
     assert repr(found) == "MeasuredShapes(3 shapes, 8 x 10 to 3 x 30, budget 100 bytes)"
     assert "4 x 20        80 bytes, 80.0% of the budget" in str(found)
-    assert "allocator retries: 1" in found._repr_html_()
+    assert "allocator retries: 1" in str(found)
 
 
 def test_they_are_saved_for_the_resume(tmp_path: Path) -> None:

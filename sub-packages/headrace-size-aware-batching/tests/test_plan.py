@@ -99,7 +99,7 @@ def test_reports_count_every_budget() -> None:
     assert report.fills == (0.03, 1.0)
     assert report.budgets == (100, 30)
     assert "fill 3.00% and 100.00% of 100 and 30" in repr(report)
-    assert dict(report.rows())["budget"] == "100 30"
+    assert report.cells()["budget"] == "100 30"
     over = DistributedSizeAwareBatchSampler(
         [[1, 1], [1, 50], [1, 1]], (100, 30), strategy="sequential", oversize="own_batch"
     )

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +35,6 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
-from headrace.webdatamodule.loading.stage_report import Reports
 
 EVIL = "<script>alert(1)</script>&\"'"
 N = 1200
@@ -154,64 +152,6 @@ def test_a_repr_says_the_main_figures(folder: Path) -> None:
     )
 
 
-class Texts(HTMLParser):
-    """Collects the texts of a page, and refuses tags that are not closed in their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.tags: list[str] = []
-        self.seen: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        self.seen.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.tags.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def texts_of(page: str) -> str:
-    parser = Texts()
-    parser.feed(page)
-    parser.close()
-    assert parser.tags == []
-    assert parser.seen <= {
-        "div",
-        "p",
-        "strong",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "svg",
-        "title",
-        "text",
-        "rect",
-    }
-    return " ".join(parser.texts)
-
-
-def test_a_notebook_shows_a_table_with_every_figure_of_the_text() -> None:
-    shown = texts_of(report()._repr_html_())
-    assert [word for word in str(report()).split() if word.strip("()") not in shown] == []
-    assert report()._repr_html_().count("<rect") == 2
-    assert "<svg" not in LoaderReport("train", 3, {"train": 10}, None)._repr_html_()  # a bar of one source
-    both = Reports({"train": report(), "val": LoaderReport("val", 3, {"val": 10}, None)})
-    assert "10 samples in 3 batches" in texts_of(both._repr_html_())
-
-
-def test_a_name_that_looks_like_html_comes_out_as_text() -> None:
-    page = report()._repr_html_()
-    assert "<script" not in page
-    assert texts_of(page).count(EVIL) >= 3  # of a source, a damaged sample, and one over the budget
-
-
 def test_the_version_is_that_of_the_distribution() -> None:
     assert package.__version__ == version("headrace-webdatamodule")
 
@@ -235,38 +175,3 @@ def test_signatures_fit_on_a_screen(name: str) -> None:
     text = str(inspect.signature(getattr(package, name)))
     assert len(text) < BOUNDS.get(name, 900)
     assert "numpy.ndarray[" not in text
-
-
-@pytest.mark.parametrize(
-    ("call", "wrong", "right"),
-    [
-        (lambda **options: DistributedBatchSampler(9, 3, **options), "world_size", "num_replicas"),
-        (lambda **options: DistributedBatchSampler(9, **options), "batchsize", "batch_size"),
-        (lambda **options: ResumableLoader([1], [[0]], **options), "workers", "num_workers"),
-        (lambda **options: ResumableLoader([1], **options), "batch_size", "batch_sampler"),
-        (lambda **options: MapDataModule({"train": [1]}, **options), "batchsize", "batch_size"),
-        (lambda **options: MapDataModule(**options), "dataset", "datasets"),
-        (lambda **options: IndexedWebDataModule("none", **options), "colate_fn", "collate_fn"),
-        (lambda **options: IndexedWebDataModule(**options), "urls", "shards"),
-        (lambda **options: WebDataModule({"train": 1}, "json", {}, **options), "batch_size", "global_batch_size"),
-        (lambda **options: PickledDataWDS("none", {}, "json", {}, 3, **options), "kwargs_loader", "kwargs_wld"),
-        (lambda **options: IndexedShards("none", **options), "max_byte", "max_bytes"),
-    ],
-)
-def test_a_wrong_keyword_is_told_the_right_one(call: Callable[..., Any], wrong: str, right: str) -> None:
-    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{wrong}': did you mean '{right}'\?"):
-        call(**{wrong: 3})
-
-
-def test_a_wrong_keyword_of_a_factory_is_told_the_right_one() -> None:
-    options: dict[str, Any] = {"btch_size": 3}
-    wrong: Any = partial(DistributedBatchSampler, **options)
-    module = MapDataModule({"train": list(range(9))}, batch_sampler=wrong, sizes={"train": [1] * 9})
-    module.setup("fit")
-    with pytest.raises(TypeError, match=r"keyword argument 'btch_size': did you mean 'batch_size'\?"):
-        module.train_dataloader()
-
-
-def test_a_keyword_that_is_like_no_other_lists_them_all() -> None:
-    with pytest.raises(TypeError, match="keyword argument 'colour': the arguments are dataset, batch_sampler, "):
-        ResumableLoader([1], [[0]], colour="red")  # type: ignore[call-arg]

@@ -3,7 +3,6 @@
 import inspect
 import pickle
 from collections.abc import Callable
-from html.parser import HTMLParser
 from importlib.metadata import version
 from typing import Any
 
@@ -74,49 +73,6 @@ def test_a_repr_says_the_main_figures() -> None:
     assert repr(stream) == "InterleavedIterator(2 sources, rank 0 of 1, worker 0 of 1, epoch 0 at 1)"
 
 
-class Texts(HTMLParser):
-    """Collects the texts of a page, and refuses tags that are not closed in their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-        self.tags: list[str] = []
-        self.seen: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        self.seen.add(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.tags.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def texts_of(page: str) -> str:
-    parser = Texts()
-    parser.feed(page)
-    parser.close()
-    assert parser.tags == []
-    assert parser.seen <= {
-        "div",
-        "p",
-        "strong",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "svg",
-        "title",
-        "text",
-        "rect",
-    }
-    return " ".join(parser.texts)
-
-
 def by_tokens() -> MixtureReport:
     sizes = [1 + number % 7 for number in range(110)]
     weights: dict[str, Any] = {"large": 1, "small": (1, {EVIL: 2, "b": 1})}
@@ -124,42 +80,5 @@ def by_tokens() -> MixtureReport:
     return WeightedDistributedSampler(three, weights, per="token", sizes=sizes, num_replicas=4, rank=0).report()
 
 
-@pytest.mark.parametrize("make", [MAKE["MixtureReport"], by_tokens])
-def test_a_notebook_shows_a_table_with_every_figure_of_the_text(make: Callable[[], Any]) -> None:
-    report = make()
-    shown = texts_of(report._repr_html_())
-    assert [word for word in str(report).split() if word not in shown] == []
-    assert report._repr_html_().count("<rect") == len(report.sources)
-    assert report._repr_html_().count("<tr>") == 1 + len(report.tree)
-
-
-def test_a_name_that_looks_like_html_comes_out_as_text() -> None:
-    page = by_tokens()._repr_html_()
-    assert "<script" not in page
-    assert EVIL in texts_of(page)
-
-
 def test_the_version_is_that_of_the_distribution() -> None:
     assert package.__version__ == version("headrace-weighted-sampler")
-
-
-@pytest.mark.parametrize(
-    ("call", "wrong", "right"),
-    [
-        (lambda **options: WeightedDistributedSampler(range(9), **options), "weigths", "weights"),
-        (lambda **options: WeightedDistributedSampler(range(9), {(0, 9): 1}, **options), "world_size", "num_replicas"),
-        (lambda **options: WeightedDistributedSampler(range(9), {(0, 9): 1}, **options), "num_samples", "epoch_length"),
-        (lambda **options: InterleavedDataset([[1]], **options), "probabilities", "weights"),
-        (lambda **options: InterleavedDataset([[1]], [1], **options), "stopping_strategy", "stopping"),
-    ],
-)
-def test_a_wrong_keyword_is_told_the_right_one(call: Callable[..., Any], wrong: str, right: str) -> None:
-    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{wrong}': did you mean '{right}'\?"):
-        call(**{wrong: 3})
-
-
-def test_a_keyword_that_is_like_no_other_lists_them_all() -> None:
-    with pytest.raises(TypeError, match="keyword argument 'colour': the arguments are sources, weights, seed, "):
-        InterleavedDataset([[1]], [1], colour="red")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'dataset'"):
-        WeightedDistributedSampler()  # type: ignore[call-arg]

@@ -1,6 +1,5 @@
 """Reports, plans and mixtures in a notebook: a real kernel, and what the notebook would store and show."""
 
-import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,22 +30,25 @@ lengths = [(n, length) for n in (1, 2, 4, 8, 16) for length in (64, 128, 256, 51
 needed = [500_000_000 + 30_000 * n * length + 2 * n * length**2 for n, length in lengths]
 model.fit(Peaks.of([[length] * n for n, length in lengths], needed))
 """
-TABLES = {  # what a cell ends with: words that its table shows
-    "batches.plan()": ["fill"],
-    "batches.report()": ["fill"],
-    "mixture.report()": ["web", "&lt;books&gt;"],
-    "loader.report()": ["300"],
-    "model": ["headroom"],
-    "plan_step(sizes[:40], num_replicas=2, max_total_size=1600)": ["rank"],
-}
-LINES = ("batches", "mixture", "loader", "data")  # a repr of one to three lines, no table
+SHOWN = (
+    "batches",
+    "batches.plan()",
+    "batches.report()",
+    "data",
+    "loader",
+    "loader.report()",
+    "mixture",
+    "mixture.report()",
+    "model",
+    "plan_step(sizes[:40], num_replicas=2, max_total_size=1600)",
+)
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each cell shows, by its MIME type, after the notebook has been stored and read again."""
     folder = tmp_path_factory.mktemp("notebook")
-    cells = [FORMAT.v4.new_code_cell(source) for source in (SETUP, *TABLES, *LINES)]
+    cells = [FORMAT.v4.new_code_cell(source) for source in (SETUP, *SHOWN)]
     notebook = FORMAT.v4.new_notebook(cells=cells)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
     FORMAT.write(notebook, folder / "run.ipynb")
@@ -59,28 +61,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return shown
 
 
-@pytest.mark.parametrize("source", TABLES)
-def test_a_notebook_shows_a_table_and_keeps_the_text(source: str, outputs: dict[str, dict[str, Any]]) -> None:
-    page = outputs[source]["text/html"]
-    assert page.count("<table") >= 1
-    assert page.count("<table") == page.count("</table>")
-    assert "<script" not in page
-    assert "<books>" not in page
-    for words in TABLES[source]:
-        assert re.search(words, page), (words, page)
-    assert outputs[source]["text/plain"]
-
-
-@pytest.mark.parametrize("source", LINES)
-def test_other_objects_show_one_to_three_lines(source: str, outputs: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("source", SHOWN)
+def test_objects_show_one_to_three_lines(source: str, outputs: dict[str, dict[str, Any]]) -> None:
     assert set(outputs[source]) == {"text/plain"}
     assert 1 <= len(outputs[source]["text/plain"].splitlines()) <= 3
     assert " object at 0x" not in outputs[source]["text/plain"]
-
-
-def test_plans_and_mixtures_have_a_picture(outputs: dict[str, dict[str, Any]]) -> None:
-    for source in ("batches.plan()", "mixture.report()"):
-        assert "<svg" in outputs[source]["text/html"], source
 
 
 def test_runs_says_its_version() -> None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.display import never_raises
-from headrace.size_aware_batching._shared.keywords import explains_keywords
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._validation import UNLIMITED, checked_seed, counted, one_of
 from headrace.size_aware_batching.planning.block_planner import BlockPlanner
@@ -113,7 +112,6 @@ class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
         (2, 4, [[0, 1], [2, 3], [4], [5, 6, 7]])
     """
 
-    @explains_keywords
     def __init__(
         self,
         sizes: Callable[[int], Any] | Sequence[Any],

@@ -13,7 +13,6 @@ from torch.utils.data import Sampler
 from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.display import never_raises
-from headrace.size_aware_batching._shared.keywords import explains_keywords
 from headrace.size_aware_batching._shared.ranks import refuse_sharding_again
 from headrace.size_aware_batching._validation import checked_flag, counted, shortlist, warn
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
@@ -133,7 +132,6 @@ class BucketBatchSampler(Sampler[list[int]]):
     ([[0, 1], [2], [3, 4, 5], [6]], 4, [[0, 1, 2], [3, 4, 5, 6]])
     """
 
-    @explains_keywords
     def __init__(
         self,
         sizes: "torch.Tensor | NDArray[Any] | Sequence[float]",  # quoted for the signature that help() shows

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from headrace.size_aware_batching._shared.keywords import explains_keywords
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching.planned_sampler import PlannedSampler
 from headrace.size_aware_batching.planning.costs import CostFunction
@@ -136,7 +135,6 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
         [[Piece(index=0, start=0, stop=5, size=7)], [Piece(index=0, start=5, stop=7, size=7), 1]]
     """
 
-    @explains_keywords
     def __init__(
         self,
         sizes: Any,

@@ -13,7 +13,6 @@ from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.cursor import level_behind_loader
 from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
-from headrace.size_aware_batching._shared.keywords import explains_keywords
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._validation import checked_epoch, counted, one_of, warn
 from headrace.size_aware_batching.planned_sampler import PlannedSampler
@@ -86,7 +85,6 @@ class OptimizerStepBatchSampler(PlannedSampler):
         ([[2], [1, 0], [5], [4, 3]], [2, 2])
     """
 
-    @explains_keywords
     def __init__(
         self,
         sizes: Any,

@@ -9,12 +9,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._shared.display import bars, described, html, never_raises
+from headrace.size_aware_batching._shared.display import described, never_raises
 from headrace.size_aware_batching._validation import counted, whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.pieces import keys_of
 from headrace.size_aware_batching.planning.token_schedule import OptimizerSteps
-from headrace.size_aware_batching.report import CurriculumReport, OptimizerStepsReport, PlanReport, batch_costs
+from headrace.size_aware_batching.report import CurriculumReport, OptimizerStepsReport, PlanReport
 
 __all__ = ["BatchPlan", "CurriculumReport", "OptimizerSteps", "OptimizerStepsReport", "PlanReport"]
 
@@ -86,13 +86,6 @@ class BatchPlan:
         if self.oversize is not None and len(self.oversize):
             figures.append(f"{len(self.oversize):,} oversize")
         return f"{type(self).__name__}({', '.join(figures)})"
-
-    def _repr_html_(self) -> str:
-        shares = (batch_costs(self) / np.array(self.budget)).max(axis=1, initial=0)
-        counts, edges = np.histogram(np.minimum(shares, 1.0), bins=10, range=(0, 1))
-        filled = {f"{low:.0%} to {low + 0.1:.0%}": [float(n)] for n, low in zip(counts, edges[:-1], strict=True)}
-        picture = bars("batches by the share of the budget that they fill", filled)
-        return html(repr(self), self.report().rows(), picture=picture)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._shared.display import html, never_raises
+from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
 from headrace.size_aware_batching.planning.distribution import autocorrelation, n_steps
@@ -246,13 +246,6 @@ class PlanReport:
             f"{budgets}{padding}, {self.num_replicas:,} ranks x {self.steps:,} steps, imbalance "
             f"{self.imbalance:.4f}{skipped})"
         )
-
-    def _repr_html_(self) -> str:
-        return html("Batches of an epoch", self.rows())
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the names and figures as a table shows them."""
-        return [(name.replace("_", " "), text) for name, text in self.cells().items()]
 
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""

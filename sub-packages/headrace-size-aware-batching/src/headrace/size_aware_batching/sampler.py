@@ -12,7 +12,6 @@ from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching._shared.display import never_raises
-from headrace.size_aware_batching._shared.keywords import explains_keywords
 from headrace.size_aware_batching._shared.ranks import Ranks, refuse_sharding_again, warning_of_whole_stream
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
 from headrace.size_aware_batching.buckets import BucketBatchSampler
@@ -39,7 +38,6 @@ class MapStyle(Protocol[DataOut]):
     def __len__(self) -> int: ...
 
 
-@explains_keywords
 def size_aware_batching(
     dataset: Iterable[Data] | MapStyle[Data],
     sizeof: SizeOf,
@@ -132,7 +130,6 @@ class SizeAwareBatchSampler(Sampler[list[Any]]):
     [[Piece(index=0, start=0, stop=4, size=6)], [Piece(index=0, start=4, stop=6, size=6), 1]]
     """
 
-    @explains_keywords
     def __init__(
         self,
         sampler: Sampler[Any] | Iterable[int],

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.columns import array_of_column
-from headrace.size_aware_batching._shared.display import bars, html, never_raises
-from headrace.size_aware_batching._shared.keywords import explains_keywords
+from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
 from headrace.size_aware_batching._validation import checked_flag, counted, one_of, whole_number
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
@@ -98,9 +97,6 @@ class StepReport:
             f"{self.num_micro_batches:,} micro-batches, fill {self.fill:.2%} of {self.budget:,.10g}, lockstep "
             f"{self._shown(self.lockstep, False)}, totals {self._shown(self.totals, False)})"
         )
-
-    def _repr_html_(self) -> str:
-        return html("An optimizer step", [*self._cells().items()])
 
     def _cells(self) -> dict[str, str]:
         return {
@@ -232,11 +228,6 @@ class StepPlan:
         shape = f"{self.num_replicas} ranks x {self.num_micro_batches} micro-batches"
         return f"StepPlan({samples}: {shape}, imbalance {values})"
 
-    def _repr_html_(self) -> str:
-        work = {f"rank {rank}": row.tolist() for rank, row in enumerate(self.work)}
-        picture = bars("work of each rank, by micro-batch", work)
-        return html(repr(self), [*self.report()._cells().items()], picture=picture)
-
 
 def imbalance(work: NDArray[np.float64], meet: Meet) -> float:
     """Return what ``meet`` asks for from the work ``[ranks, k]``, over the mean rank's work."""
@@ -245,7 +236,6 @@ def imbalance(work: NDArray[np.float64], meet: Meet) -> float:
     return value / mean if mean else 1.0
 
 
-@explains_keywords
 def plan_step(
     sizes: Any,
     max_total_size: float | Sequence[float],

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.display import never_raises, options_of
-from headrace.size_aware_batching._shared.keywords import explains_keywords
 from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, warning_of_whole_stream
 from headrace.size_aware_batching._validation import (
@@ -204,7 +203,6 @@ def _shared(values: torch.Tensor) -> torch.Tensor:
 
 
 # Behind the class, because its decorator makes the `__init__`, which mypy takes for a method that is not replaced.
-BucketedBatching.__init__ = explains_keywords(BucketedBatching.__init__)  # type: ignore[method-assign]  # on purpose
 
 
 def _takes_options_of(

@@ -10,7 +10,6 @@ from typing import Any
 from lightning.pytorch.utilities import CombinedLoader
 
 from headrace.webdatamodule._shared.checks import checked_int
-from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.ranks import Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
@@ -114,7 +113,6 @@ class WebDataModule(BaseDataModule):
     (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
     """
 
-    @explains_keywords
     def __init__(
         self,
         n_samples: BySplit[int],

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
@@ -103,7 +102,6 @@ class IndexedWebDataModule(MapDataModule):
 
     _sizes_are = "the name of a column, the key of a member, whose bytes count, or a function of the sample"
 
-    @explains_keywords
     def __init__(
         self,
         shards: Any,

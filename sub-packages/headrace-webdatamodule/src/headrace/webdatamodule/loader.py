@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.display import described, inner, kind_of, never_raises
-from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.random import fold_in
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
@@ -140,7 +139,6 @@ class ResumableLoader(EpochLoader):
     (3, 2, [['c', 'd'], ['e', 'f']])
     """
 
-    @explains_keywords
     def __init__(
         self,
         dataset: Any,

@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from headrace.webdatamodule._lightning import LastIndices, PredictLoop
 from headrace.webdatamodule._shared.checks import checked_int
-from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loader import ResumableLoader
@@ -122,7 +121,6 @@ class MapDataModule(BaseDataModule):
 
     _sizes_are = "an array of one size for each sample, a column of a Hugging Face dataset, or a function of the sample"
 
-    @explains_keywords
     def __init__(
         self,
         datasets: BySplit[Any],

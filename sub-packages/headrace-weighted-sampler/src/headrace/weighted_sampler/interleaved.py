@@ -19,7 +19,6 @@ from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.display import never_raises
-from headrace.weighted_sampler._shared.keywords import explains_keywords
 from headrace.weighted_sampler._shared.ranks import (
     Mesh,
     Ranks,
@@ -167,7 +166,6 @@ class InterleavedDataset(IterableDataset[T]):
     (1000, 249)
     """
 
-    @explains_keywords
     def __init__(
         self,
         sources: Sources[T],

@@ -13,7 +13,7 @@ from headrace.weighted_sampler._growth import source_epochs
 from headrace.weighted_sampler._mixture import SampleOrder
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._shared.display import bars, html, never_raises
+from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._token_mixture import TokenAxis, TokenMixture
 from headrace.weighted_sampler.schedule import Stage
 
@@ -116,11 +116,6 @@ class MixtureReport:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in (head, *rows))
         return "\n".join([self._title(), *lines, *self._notes()])
-
-    def _repr_html_(self) -> str:
-        head, *rows = self._table()
-        shares = bars("share of the samples", {line.name: [line.share] for line in self.sources})
-        return html(self._title(), rows, head=head, notes=self._notes(), picture=shares)
 
     def _title(self) -> str:
         total = sum(line.delivered for line in self.sources)

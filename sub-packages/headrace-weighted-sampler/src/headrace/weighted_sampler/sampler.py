@@ -25,7 +25,6 @@ from headrace.weighted_sampler._recorded_mixture import arguments_of, is_plain_w
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.cursor import EpochCursor, level_of_loop
 from headrace.weighted_sampler._shared.display import never_raises
-from headrace.weighted_sampler._shared.keywords import explains_keywords
 from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
@@ -171,7 +170,6 @@ class WeightedDistributedSampler(DistributedSampler[int]):
     (110, 55)
     """
 
-    @explains_keywords
     def __init__(
         self,
         dataset: Sized,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from headrace.size_aware_batching._files import write_atomically
 from headrace.size_aware_batching._shared.checks import checked_int
-from headrace.size_aware_batching._shared.display import html, never_raises
+from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.ranks import Ranks
 from headrace.size_aware_batching._validation import counted, log_info, one_of, real_number
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
@@ -79,9 +79,6 @@ class MeasuredShapes:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:14}{text}" for name, text in self._cells().items())
-
-    def _repr_html_(self) -> str:
-        return html("Shapes", [*self._cells().items()])
 
     def _cells(self) -> dict[str, str]:
         cells = {

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int
-from headrace.size_aware_batching._shared.display import html, never_raises
+from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.ranks import Ranks
 from headrace.size_aware_batching._validation import counted, one_of, real_number, warn, whole_number
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
@@ -73,9 +73,6 @@ class MemoryReport:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:14}{text}" for name, text in self._cells().items())
-
-    def _repr_html_(self) -> str:
-        return html("Memory of a batch", [*self._cells().items()])
 
     def _cells(self) -> dict[str, str]:
         slopes = "".join(f" + {slope:.6g} {name}" for name, slope in self.slopes.items())
@@ -201,10 +198,6 @@ class BatchMemoryModel:
         if self.capacity is not None:
             figures.append(f"measured on {self.capacity:,} bytes")
         return f"{type(self).__name__}({', '.join(figures)})"
-
-    def _repr_html_(self) -> str | None:
-        fitted = self._cost is not None and self.points is not None and self.calibration is not None
-        return self.report()._repr_html_() if fitted else None
 
     @property
     def margin(self) -> float:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from headrace.size_aware_batching._shared.display import html, never_raises
+from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._validation import counted, one_of
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
 from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, is_out_of_memory, out_of_memory
@@ -96,9 +96,6 @@ class OOMReport:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:17}{text}" for name, text in self._cells().items())
-
-    def _repr_html_(self) -> str:
-        return html("Steps that ran out of memory", [*self._cells().items()])
 
     def _cells(self) -> dict[str, str]:
         return {

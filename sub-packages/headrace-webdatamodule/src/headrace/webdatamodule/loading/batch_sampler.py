@@ -9,7 +9,6 @@ from typing import Any, cast
 from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule._shared.epoch_plan import PlannedBatch
-from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.webdatamodule._shared.run import Run
 from headrace.webdatamodule._shared.run_sampler import RunSampler
@@ -62,7 +61,6 @@ class DistributedBatchSampler(RunSampler):
     [[0, 1], [2, 3]]
     """
 
-    @explains_keywords
     def __init__(
         self,
         n_samples: int,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._shared.display import bars, html, never_raises
+from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, find_sources, source_names
 from headrace.webdatamodule.loading.foreign_batch_sampler import longest_of, samples_of, sizes_of
@@ -116,11 +116,6 @@ class LoaderReport:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._parts()[0]}, {len(self.skipped):,} skipped as damaged)"
 
-    def _repr_html_(self) -> str:
-        title, sources, notes = self._parts()
-        shares = bars("samples by source", {name: [count] for name, count in self.samples.items()})
-        return html(title, sources, notes=notes, picture=shares if len(self.samples) > 1 else "")
-
     def _parts(self) -> tuple[str, list[tuple[str, str, str]], list[str]]:
         """The first line, the sources, and the lines below."""
         total = sum(self.samples.values())
@@ -171,9 +166,6 @@ class Reports(dict[Any, LoaderReport]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.values()))
-
-    def _repr_html_(self) -> str:
-        return "\n".join(report._repr_html_() for report in self.values())
 
     def log(self, info: Callable[[str], None]) -> None:
         """Log them one by one, as at the end of a stage."""

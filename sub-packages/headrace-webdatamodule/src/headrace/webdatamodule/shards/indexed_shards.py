@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.display import never_raises
-from headrace.webdatamodule._shared.keywords import explains_keywords
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
 from headrace.webdatamodule.shards.decoding.decode import MemberDecoder, decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
@@ -81,7 +80,6 @@ class IndexedShards:
     (5, {'__key__': 's4', 'json': [4]})
     """
 
-    @explains_keywords
     def __init__(
         self,
         source: ShardPlaces,

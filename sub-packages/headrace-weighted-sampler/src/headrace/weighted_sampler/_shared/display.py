@@ -1,18 +1,13 @@
-"""How objects show themselves: as text that never raises, and as tables and bars in a notebook."""
+"""How objects show themselves: as text that never raises."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import wraps
-from html import escape
 from itertools import islice
 from typing import Any, TypeVar
 
 Shown = TypeVar("Shown")
 
-_BARS = 40  # at most in one picture
-_NAME, _BAR, _ROW = 130, 240, 16  # pixels: of a bar's name, of the longest bar, of a row
-_LETTERS = 20  # of a name that fits there
 _PLAIN = bool | int | float | str | None
 _PARTS, _LETTERS_OF_A_VALUE = 8, 60  # of values that are shown themselves
 
@@ -105,56 +100,3 @@ def options_of(made: Any) -> str:
         if field.repr and (value is not default and (type(value) is not type(default) or value != default)):
             shown.append(f"{field.name}={described(value)}")
     return f"{type(made).__name__}({', '.join(shown)})"
-
-
-def html(
-    title: str, rows: Sequence[Sequence[str]], *, head: Sequence[str] = (), notes: Sequence[str] = (), picture: str = ""
-) -> str:
-    """Return a table for a notebook; all texts are escaped, but for the picture, which is HTML already.
-
-    Args:
-        title: Stands above.
-        rows: Their cells; the first one is a name, the others are figures.
-        head: Cells of the heading, if there is one.
-        notes: Lines below.
-        picture: Of `bars`.
-    """
-    lines = [f"<p><strong>{escape(title)}</strong></p>", "<table>"]
-    if head:
-        lines.append(f"<thead><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr></thead>")
-    lines.append("<tbody>")
-    for name, *cells in rows:
-        figures = "".join(f'<td style="text-align: right">{escape(cell)}</td>' for cell in cells)
-        lines.append(f'<tr><td style="text-align: left; white-space: pre">{escape(name)}</td>{figures}</tr>')
-    lines += ["</tbody>", "</table>", *(f"<p>{escape(note)}</p>" for note in notes)]
-    return "\n".join(["<div>", *lines, *([picture] if picture else []), "</div>"])
-
-
-def bars(title: str, parts: Mapping[str, Sequence[float]]) -> str:
-    """Return horizontal bars as inline SVG, each of its parts in a row; nothing where there is nothing to see."""
-    shown = {name: [max(0.0, float(part)) for part in row] for name, row in [*parts.items()][:_BARS]}
-    most = max((math.fsum(row) for row in shown.values()), default=0.0)
-    if not 0 < most < math.inf:
-        return ""
-    lines = []
-    for number, (name, row) in enumerate(shown.items()):
-        top, left = number * _ROW, float(_NAME)
-        short = name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
-        lines.append(f'<text x="0" y="{top + 12}">{escape(short)}</text>')
-        for place, part in enumerate(row):
-            width = _BAR * part / most
-            lines.append(
-                f'<rect x="{left:.2f}" y="{top + 2}" width="{width:.2f}" height="{_ROW - 4}" '
-                f'fill-opacity="{0.4 if place % 2 else 0.7}"><title>{escape(name)}: {part:.6g}</title></rect>'
-            )
-            left += width
-    return "\n".join(
-        [
-            f"<p>{escape(title)}</p>",
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_NAME + _BAR}" height="{len(shown) * _ROW}" '
-            'font-size="11" font-family="sans-serif" fill="currentColor" role="img">',
-            f"<title>{escape(title)}</title>",
-            *lines,
-            "</svg>",
-        ]
-    )
