@@ -1,9 +1,15 @@
-"""Planners: when an order is planned."""
+"""Planners: when an order is planned, and what they keep in memory."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
 from headrace.size_aware_batching.planning.options import STRATEGIES, Options, Strategy
 from headrace.size_aware_batching.planning.order import SliceOrder
 from headrace.size_aware_batching.planning.prepared import prepare
@@ -36,3 +42,36 @@ def test_an_order_is_planned_once_for_all_numbers_of_batches(strategy: Strategy)
     assert [planned.batch(number).tolist() for number in (0, 17, count - 1)] == [
         listed[number].tolist() for number in (0, 17, count - 1)
     ]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{strategy: {"strategy": strategy} for strategy in STRATEGIES},
+    "a sampler": {"sampler": list(range(3000))},
+    "a curriculum": {"curriculum": 10},
+    "a plan cache": {"plan_cache": "cache"},
+    "tokens": {"tokens_per_step": 5000},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_arrays_of_a_sampler_go_with_its_last_reference(options: dict[str, Any], tmp_path: Path) -> None:
+    sizes = np.random.default_rng(0).integers(1, 99, 3000)
+    if "plan_cache" in options:
+        options = options | {"plan_cache": tmp_path}
+    made = OptimizerStepBatchSampler if "tokens_per_step" in options else DistributedSizeAwareBatchSampler
+
+    def used() -> weakref.ref[Any]:
+        sampler = made(sizes, 500, **options)
+        batches = iter(sampler)
+        next(batches)
+        assert len(sampler) > sampler.remaining > 0
+        assert sampler.plan().keys(0) != sampler.step(1)
+        assert sampler.state_dict()["step"] == 1
+        assert repr(sampler)
+        return weakref.ref(sampler.sizes)
+
+    gc.disable()  # which would free what refers to itself, but late
+    try:
+        assert used()() is None
+    finally:
+        gc.enable()

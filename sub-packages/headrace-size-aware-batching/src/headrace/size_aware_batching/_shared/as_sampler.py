@@ -11,7 +11,10 @@ def refuse_as_sampler(batch_sampler: object) -> None:
     Raises:
         TypeError: Some data fail with an error that names neither argument, others are batched in a wrong shape.
     """
-    caller = sys._getframe(2).f_locals.get("self")
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") != BatchSampler.__module__:  # a frame that is asked keeps its variables alive
+        return
+    caller = frame.f_locals.get("self")
     if type(caller) is BatchSampler and caller.sampler is batch_sampler:
         name = type(batch_sampler).__name__
         raise TypeError(

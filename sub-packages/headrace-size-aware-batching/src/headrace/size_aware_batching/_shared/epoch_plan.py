@@ -60,13 +60,6 @@ class Steps(NamedTuple):
         """Return the samples of a batch."""
         return self.samples[self.offsets[number] : self.offsets[number + 1]]
 
-    def draws_of(self, number: int) -> list[int] | None:
-        """Return the draws of a batch."""
-        if self.draws is None:
-            return None
-        draws: list[int] = self.draws[self.offsets[number] : self.offsets[number + 1]].tolist()
-        return draws
-
 
 class EpochPlan(Protocol):
     """The batches of an epoch, or of what a change leaves of one. It never changes.

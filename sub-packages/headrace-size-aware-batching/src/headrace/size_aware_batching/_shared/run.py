@@ -399,9 +399,11 @@ class Run:
                 warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
             # With all ranks a position lies after each batch, else after each step.
             ends = batches.ends if self.all_ranks else batches.ends[world - 1 :: world]
-            for number, end in zip(range(first, len(batches.ends), stride), ends.tolist(), strict=True):
-                place = plan.place(end, began, world)
-                yield PlannedBatch(plan.keys(batches.batch(number)), place, batches.draws_of(number))
+            begins, stops = batches.offsets[first:-1:stride].tolist(), batches.offsets[first + 1 :: stride].tolist()
+            samples, draws = batches.samples, batches.draws
+            for begin, stop, end in zip(begins, stops, ends.tolist(), strict=True):
+                keys, place = plan.keys(samples[begin:stop]), plan.place(end, began, world)
+                yield PlannedBatch(keys, place, None if draws is None else draws[begin:stop].tolist())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate over next; a loaded position of another epoch is discarded."""

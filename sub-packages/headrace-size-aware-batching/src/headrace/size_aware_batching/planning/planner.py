@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -22,7 +22,6 @@ from headrace.size_aware_batching.planning.list_plan import ListPlan
 from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOptions, change_within_epoch_error
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
 from headrace.size_aware_batching.planning.pieces import Pieces
-from headrace.size_aware_batching.planning.plan_cache import Sorted
 from headrace.size_aware_batching.planning.prepared import (
     PreparedSizes,
     all_are_skipped,
@@ -32,7 +31,7 @@ from headrace.size_aware_batching.planning.prepared import (
 )
 from headrace.size_aware_batching.planning.samples import Samples
 from headrace.size_aware_batching.planning.states import checked_state, settings_changed
-from headrace.size_aware_batching.planning.strategies import BatchLists
+from headrace.size_aware_batching.planning.strategies import BatchLists, Presorted
 from headrace.size_aware_batching.planning.token_steps import TokenPlan, TokenSteps
 from headrace.size_aware_batching.planning.user_sampler import (
     NOT_MIXED,
@@ -127,15 +126,17 @@ class SizeAwarePlanner:
 
     def at(self, settings: Mapping[str, Any]) -> SizeAwarePlanner:
         """Return the planner for recorded settings."""
-        options = {**self.recorded_options, **_known(settings["options"]), "accumulate": settings.get("accumulate")}
+        options = {**self._arguments, **_known(settings["options"]), "accumulate": settings.get("accumulate")}
         n, excluded = settings.get("n", len(self.samples)), tuple(settings.get("exclude", ()))
         mixed = Mixed(settings.get("mixture", self.mixed.mixture), tuple(settings.get("reweight", ())))
         if n > len(self.samples) or max(excluded, default=0) >= max(1, len(self.samples)):
             raise ValueError(f"state['run'] must name samples below {len(self.samples)}: it was changed")
         if mixed.reweights and not self.user_sampler.is_mixture:
             self.user_sampler.set_mixture(settings)  # which refuses them
-        self._others[self._key_of_settings] = self
         key = _settings_key(n, options, excluded, mixed)
+        if key == self._key_of_settings:
+            return self
+        self._others[self._key_of_settings] = self
         if key not in self._others:
             self._others[key] = self._made_at(n, options, excluded, mixed)
         made = self._others[key]
@@ -146,8 +147,7 @@ class SizeAwarePlanner:
         return made
 
     def _made_at(self, n: int, options: dict[str, Any], excluded: tuple[int, ...], mixed: Mixed) -> SizeAwarePlanner:
-        own = {**self.recorded_options, "accumulate": self.options.accumulate}
-        changed = {name: value for name, value in options.items() if own[name] != value}
+        changed = {name: value for name, value in options.items() if self._arguments[name] != value}
         base = self
         if changed or n != len(self.samples):
             other = self.options.changed(changed) if changed else self.options
@@ -156,8 +156,11 @@ class SizeAwarePlanner:
 
     @cached_property
     def _key_of_settings(self) -> Any:
-        options = {**self.recorded_options, "accumulate": self.options.accumulate}
-        return _settings_key(len(self.samples), options, self.excluded, self.mixed)
+        return _settings_key(len(self.samples), self._arguments, self.excluded, self.mixed)
+
+    @cached_property
+    def _arguments(self) -> dict[str, Any]:
+        return {**self.recorded_options, "accumulate": self.options.accumulate}
 
     # Plans.
 
@@ -229,28 +232,28 @@ class SizeAwarePlanner:
     def lists(self, ramp: Ramp | None) -> BatchLists:
         """Return what makes the list of each epoch."""
         if ramp not in self._lists:
-            self._lists.clear()
             self._lists[ramp] = BatchLists(self.prepared, self.options, ramp, self._presorted)
         return self._lists[ramp]
 
     def known_count(self) -> int | None:
         """Return the number of batches of every epoch, if it is known without planning."""
-        for lists in self._lists.values() if not self.user_sampler.is_given else ():
-            return lists.known_count()
-        return None
+        lists = None if self.user_sampler.is_given else next(iter(self._lists.values()), None)
+        return None if lists is None else lists.known_count()
 
     def known_optimizer_steps(self, epoch: int) -> int | None:
         """Return the number of optimizer steps of an epoch, if it was planned before."""
         steps = [plan.optimizer_steps for (planned, *_), (_, plan) in self._plans.items() if planned == epoch]
         return len(steps[0].asked) if steps and steps[0] is not None else None
 
-    def _presorted(self) -> Sorted | None:
-        """Return the samples by size from the cache of plans; None if there is none.
+    @property
+    def _presorted(self) -> Presorted | None:
+        """Reads the samples by size from the cache of plans; None if there is none.
 
         Samples are excluded one by one in a run: a file for each set of them would fill the disk.
         """
         cache = self.samples.cache
-        return None if cache is None or self.excluded else cache.sorted(self.prepared, self.samples.facts)
+        # Not a method of the planner: one that refers to itself keeps its large arrays until a full collection.
+        return None if cache is None or self.excluded else partial(cache.sorted, self.prepared, self.samples.facts)
 
     def _order_of(self, epoch: int) -> SliceOrder | None:
         return self.user_sampler.of_epoch(epoch, len(self.samples), self.mixed)
