@@ -24,9 +24,9 @@ try:
 except ImportError:  # a machine with a GPU may have only what -m gpu needs
     Sybil = None  # type: ignore[assignment, misc]  # looked at below
 
-# No deadline: a busy machine makes single examples slow, which is no fault of the code. The same examples each time, so
-# that a change is judged by what it changes. The nightly run draws new ones.
-settings.register_profile("headrace", deadline=None, derandomize=True)
+# No deadline: a busy machine makes single examples slow, which is no fault of the code. The same few examples each
+# time, so that a change is judged by what it changes. The nightly run draws new ones, and several times as many.
+settings.register_profile("headrace", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("nightly", deadline=None)
 settings.load_profile("headrace")

@@ -1,22 +1,20 @@
-"""Processes that plan by a cache on disk, for test_plan_cache.py."""
+"""A process that plans by a cache on disk, for test_plan_cache.py."""
 
 import json
-import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
 
-def main(sizes: str, directory: str) -> None:
-    print("begins", flush=True)
+def main(folder: Path, number: int) -> None:
+    """Write the first batch and what was warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        sampler = DistributedSizeAwareBatchSampler(np.load(sizes, mmap_mode="r"), 4096, plan_cache=directory)
+        sizes = np.load(folder / "sizes.npy", mmap_mode="r")
+        sampler = DistributedSizeAwareBatchSampler(sizes, 4096, plan_cache=folder / "plans")
         first = next(iter(sampler))
-    print(json.dumps({"first": first, "warnings": [str(one.message) for one in caught]}), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    result = {"first": first, "warnings": [str(one.message) for one in caught]}
+    (folder / f"{number}.json").write_text(json.dumps(result))

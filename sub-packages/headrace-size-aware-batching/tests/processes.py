@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["memory_worker", "sharded_worker"])
+SERVER.set_forkserver_preload(["lightning_worker", "memory_worker", "sharded_worker"])
 # The server does not take over this process's sys.path before Python 3.13.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 

@@ -10,19 +10,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 import torch.distributed as dist
 from fails_backward import fails_backward
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import OOMGuard
-from headrace.size_aware_batching.callbacks import OOMRescue
 
 WIDTH = 8
 TIMEOUT = timedelta(seconds=3000)  # of the process group: far longer than a test may take
@@ -246,41 +242,6 @@ def refused(rank: int, world: int) -> list[str]:
     except (RuntimeError, ValueError) as error:
         found.append(str(error))
     return found
-
-
-class Module(lightning.LightningModule):
-    """A model that Lightning's ModelParallelStrategy shards with FSDP2."""
-
-    def configure_model(self) -> None:
-        self.layer = torch.nn.Linear(WIDTH, 1)
-        mesh: Any = self.device_mesh
-        fully_shard(self.layer, mesh=mesh["data_parallel"])
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        found: torch.Tensor = self.layer(batch).square().mean()
-        return found
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters())
-
-
-def in_lightning() -> str:
-    """Return what OOMRescue says about FSDP2."""
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        strategy=ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=1),
-        callbacks=[OOMRescue()],
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    try:
-        trainer.fit(Module(), DataLoader([torch.ones(WIDTH)] * 4, batch_size=2))  # type: ignore[arg-type]  # a list is a dataset
-    except TypeError as error:
-        return str(error)
-    return "nothing"
 
 
 def in_group(task: Callable[..., Any], arguments: tuple[Any, ...], rank: int, world: int, store: str) -> Any:

@@ -1,9 +1,7 @@
-"""One rank of a training with tokens_per_step: ``steps_worker.py loop|lightning rank world store out``."""
+"""A training with tokens_per_step, alone or as one of several ranks."""
 
-import json
 import os
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import lightning
@@ -133,12 +131,9 @@ def fit(workers: int = 0) -> tuple[list[float], int, list[int]]:
     return weights(module), trainer.global_step, module.accumulated
 
 
-if __name__ == "__main__":
-    what, rank, world, store, out = sys.argv[1:]
-    os.environ |= {"NODE_RANK": rank, "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    os.environ["WORLD_SIZE"] = world
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
-    result: Any = loop() if what == "loop" else fit()
-    dist.barrier()
-    Path(out).write_text(json.dumps(result))
-    os._exit(0)  # DistributedDataParallel keeps gloo's threads, which race with the interpreter's end and may abort
+def of_rank(train: Callable[[], Any], rank: int, world: int, store: str) -> Any:
+    """Train as one of several ranks, each of which is a node for Lightning."""
+    os.environ |= {"NODE_RANK": str(rank), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ["WORLD_SIZE"] = str(world)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    return train()

@@ -1,10 +1,9 @@
 """Training with tokens_per_step: real trainers and ranks, whose weights are those of one rank."""
 
-import json
 import pickle
-import subprocess
-import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,35 +13,22 @@ import numpy as np
 import pytest
 import steps_worker
 import torch
+from processes import run_ranks
 from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import OptimizerStepBatchSampler
 from headrace.size_aware_batching.callbacks import BatchesOfStep, TokensPerStep
 from headrace.size_aware_batching.integrations import TrainerGuard
 
-WORKER = Path(steps_worker.__file__)
 
-
-def of_two_ranks(what: str, folder: Path) -> list[Any]:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, WORKER, what, str(rank), "2", folder / "store", folder / f"{rank}.json"],
-            env={"PYTHONPATH": ":".join(sys.path), "PATH": "", "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+def of_two_ranks(train: Callable[[], Any], folder: Path) -> list[Any]:
+    return run_ranks(partial(steps_worker.of_rank, train), 2, folder)
 
 
 @pytest.mark.slow
 def test_a_plain_loop_on_two_ranks_trains_the_weights_of_one(tmp_path: Path) -> None:
     alone = steps_worker.loop()
-    for weights in of_two_ranks("loop", tmp_path):
+    for weights in of_two_ranks(steps_worker.loop, tmp_path):
         np.testing.assert_allclose(weights, alone, rtol=0, atol=1e-12)
 
 
@@ -53,7 +39,7 @@ def test_lightning_on_two_ranks_trains_the_weights_of_one(tmp_path: Path) -> Non
     sampler = steps_worker.sampler_of()
     assert updates == sum(sampler.num_optimizer_steps(epoch) for epoch in range(steps_worker.EPOCHS))
     assert len(set(accumulated)) > 2  # two stages and shorter steps at the end
-    for weights, updates_of_rank, accumulated_of_rank in of_two_ranks("lightning", tmp_path):
+    for weights, updates_of_rank, accumulated_of_rank in of_two_ranks(steps_worker.fit, tmp_path):
         np.testing.assert_allclose(weights, alone, rtol=0, atol=1e-12)
         assert updates_of_rank == updates
         assert sum(accumulated_of_rank) < sum(accumulated)

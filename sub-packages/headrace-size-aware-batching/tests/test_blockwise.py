@@ -242,7 +242,7 @@ def test_each_step_is_known_beforehand_and_what_each_tail_does(
 
 
 @pytest.mark.slow
-@examples(25)
+@examples(8)
 @given(cases(), ways, blocks, st.sampled_from(["skip", "own_batch"]), worlds, st.data())
 def test_samples_over_the_budget_are_skipped_or_alone_and_positions_go_on_behind_them(
     case: Case, way: Way, block: int, oversize: str, world: int, data: st.DataObject

@@ -251,8 +251,15 @@ def steps_of(sampler: Any, world: int) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [60_000, SCHEDULE])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("padded", "tokens"),
+    [
+        (False, 60_000),
+        (True, SCHEDULE),
+        pytest.param(False, SCHEDULE, marks=pytest.mark.nightly),
+        pytest.param(True, 60_000, marks=pytest.mark.nightly),
+    ],
+)
 def test_with_tokens_per_step_optimizer_steps_are_counted(padded: bool, tokens: Any) -> None:
     options = TOKENS | {"tokens_per_step": tokens} | ({"strategy": "bucketed", "cost": "padded"} if padded else {})
     sampler = made(LENGTHS[:20_000], 16384, 50, **options)
@@ -277,7 +284,7 @@ def test_with_tokens_per_step_optimizer_steps_are_counted(padded: bool, tokens: 
 
 @pytest.mark.slow
 @repeats
-@examples(10)
+@examples(4)
 @given(st.integers(1, 300), st.integers(1, 5), st.integers(1, 5), st.integers(0, 1), st.data())
 def test_with_tokens_per_step_it_resumes_at_any_batch_and_world_size(
     curriculum: int, world: int, other: int, epoch: int, data: st.DataObject

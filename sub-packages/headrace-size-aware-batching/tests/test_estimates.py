@@ -23,13 +23,22 @@ def benchmark() -> ModuleType:
     return module
 
 
-def test_estimates_of_all_kinds_of_models_are_near_to_what_training_takes() -> None:
+# One of each family; the others are variants of the transformer, and what takes seconds each.
+SOME = ["convolution", "mixture of experts", "graph network", "tables of embeddings"]
+
+
+@pytest.mark.parametrize("kinds", [SOME, pytest.param(None, marks=pytest.mark.nightly)], ids=["some", "all"])
+def test_estimates_are_near_to_what_training_takes(kinds: list[str] | None) -> None:
     module = benchmark()
-    rows = {name: module.figures(kind._replace(batches=kind.batches[:4])) for name, kind in module.KINDS.items()}
-    assert len(rows) == 11
-    lstm = rows.pop("LSTM")  # of whose workspace on the CPU an estimate knows nothing
+    rows = {
+        name: module.figures(module.KINDS[name]._replace(batches=module.KINDS[name].batches[:4]))
+        for name in kinds or module.KINDS
+    }
+    assert kinds or len(rows) == 11
+    lstm = rows.pop("LSTM", None)  # of whose workspace on the CPU an estimate knows nothing
     assert max(row.tensors_error for row in rows.values()) < 0.001
     assert max(row.reserved_error for row in rows.values()) < 0.05
     assert np.mean([row.reserved_fail_5 for row in rows.values()]) < 0.06
-    assert lstm.tensors_error < 0.22
-    assert lstm.scaled_error < 0.15
+    if lstm is not None:
+        assert lstm.tensors_error < 0.22
+        assert lstm.scaled_error < 0.15

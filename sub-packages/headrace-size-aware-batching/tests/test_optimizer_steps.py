@@ -109,7 +109,7 @@ def samples_of(step: list[list[list[int]]]) -> list[int]:
 @pytest.mark.filterwarnings("ignore:.* left out as larger than:UserWarning")
 @pytest.mark.filterwarnings("ignore:tail='split'. the last batches hold too few:UserWarning")
 @pytest.mark.parametrize(
-    ("worlds", "epochs"), [((3, 8), (0, 2)), pytest.param((1, 2, 3, 8), (0, 1, 2), marks=pytest.mark.nightly)]
+    ("worlds", "epochs"), [((3, 8), (1,)), pytest.param((1, 2, 3, 8), (0, 1, 2), marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize("case", CASES)
 def test_every_law_holds(case: str, worlds: tuple[int, ...], epochs: tuple[int, ...]) -> None:
@@ -123,8 +123,10 @@ def test_every_law_holds(case: str, worlds: tuple[int, ...], epochs: tuple[int, 
         for world in worlds:
             steps = of_all_ranks(world, epoch, **options)
             found = [samples_of(step) for step in steps]
-            if case == "skipped":  # with 8 ranks the last step has too few of these large samples
-                found[-1] = sorted({*found[-1]})
+            if len(found[-1]) > len(at_one_rank[-1]):  # a last step of fewer samples than batches: some come once more
+                assert len(found[-1]) == world * len(steps[-1])
+                assert {*found[-1]} == {*at_one_rank[-1]}
+                found[-1] = at_one_rank[-1]
             assert found == at_one_rank  # the same samples at any world size
             assert len(steps) == sampler.num_optimizer_steps(epoch)
             for number, step in enumerate(steps):
@@ -156,7 +158,7 @@ def test_it_resumes_everywhere(case: str, cuts: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["default", "padded", "mixture", "two columns"])
 @pytest.mark.parametrize("rank", [0, "all"])
-@pytest.mark.parametrize("places", [5, pytest.param(10, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("places", [2, pytest.param(10, marks=pytest.mark.nightly)])
 def test_every_place_resumes_on_any_number_of_ranks_with_nothing_lost_or_repeated(
     case: str, rank: Any, places: int
 ) -> None:

@@ -5,19 +5,20 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plan_cache_worker
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from processes import SERVER
 from strategies_of_sizes import Case, cases, examples
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
@@ -338,18 +339,18 @@ def test_a_run_that_changes_and_copies_keep_their_batches(tmp_path: Path) -> Non
     plan_file(tmp_path)  # no other for what was excluded
 
 
-def processes(tmp_path: Path, count: int) -> list[subprocess.Popen[str]]:
-    command = [sys.executable, str(Path(__file__).with_name("plan_cache_worker.py")), "sizes.npy", "plans"]
-    return [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(count)]
-
-
-def results(started: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    found = []
+def processes(folder: Path, count: int) -> list[ForkServerProcess]:
+    started = [SERVER.Process(target=plan_cache_worker.main, args=(folder, number)) for number in range(count)]
     for process in started:
-        text, _ = process.communicate(timeout=200)
-        assert process.returncode == 0
-        found.append(json.loads(text.splitlines()[-1]))
-    return found
+        process.start()
+    return started
+
+
+def results(started: list[ForkServerProcess], folder: Path) -> list[dict[str, Any]]:
+    for process in started:
+        process.join(200)
+    assert [process.exitcode for process in started] == [0] * len(started)
+    return [json.loads((folder / f"{number}.json").read_text()) for number in range(len(started))]
 
 
 @pytest.mark.slow
@@ -357,7 +358,7 @@ def test_processes_at_once_share_one_file(tmp_path: Path) -> None:
     sizes = sizes_of(300_000)
     np.save(tmp_path / "sizes.npy", sizes)
     expected = next(iter(DistributedSizeAwareBatchSampler(sizes, 4096)))
-    assert results(processes(tmp_path, 3)) == [{"first": expected, "warnings": []}] * 3
+    assert results(processes(tmp_path, 3), tmp_path) == [{"first": expected, "warnings": []}] * 3
     assert plan_file(tmp_path / "plans").stat().st_size > 4 * len(sizes)
     assert not list((tmp_path / "plans").glob("*.part"))
 
@@ -370,17 +371,17 @@ def test_a_writer_that_is_killed_leaves_nothing_that_is_believed(tmp_path: Path)
     plans = tmp_path / "plans"
     for _ in range(10):  # the file may be complete before the signal comes
         (process,) = processes(tmp_path, 1)
-        while not list(plans.glob("*.sorted.*.part")) and process.poll() is None:
+        while not list(plans.glob("*.sorted.*.part")) and process.is_alive():
             pass
         process.kill()
-        assert process.wait(60) in (-9, 0)
-        process.communicate()
+        process.join(60)
+        assert process.exitcode in (-9, 0)
         if list(plans.glob("*.sorted.*.part")):
             break
         shutil.rmtree(plans)
     assert list(plans.glob("*.sorted.*.part"))
     assert not list(plans.glob("*.sorted"))
-    assert results(processes(tmp_path, 2)) == [{"first": expected, "warnings": []}] * 2
+    assert results(processes(tmp_path, 2), tmp_path) == [{"first": expected, "warnings": []}] * 2
     assert not list(plans.glob("*.sorted.*.part"))
 
 

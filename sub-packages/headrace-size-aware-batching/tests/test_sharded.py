@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sharded_lightning_worker
 import sharded_worker
 import torch
 from processes import run_in, run_ranks
@@ -27,11 +28,21 @@ def run(task: Any, *arguments: Any, world: int, folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("world", "kind", "where", "step", "phase"),
     [
-        (2, "plain", "forward", 0, "in the forward of step 0, with 8 samples ([8, 8]; cost 64)"),
-        (3, "nested", "forward", 2, "in the forward of step 2, with 10 samples ([10, 8]; cost 80)"),
-        (2, "compiled", "backward", 1, "in the backward of step 1, with 8 samples ([8, 8]; cost 64)"),
-        (4, "hsdp", "backward", 0, "in the backward of step 0, with 12 samples ([12, 8]; cost 96)"),
+        (2, "nested", "forward", 0, "in the forward of step 0, with 8 samples ([8, 8]; cost 64)"),
+        (2, "plain", "backward", 1, "in the backward of step 1, with 8 samples ([8, 8]; cost 64)"),
         (2, "inside", "optimizer", 1, "in the optimizer of step 1: "),
+        pytest.param(
+            *(3, "nested", "forward", 2, "in the forward of step 2, with 10 samples ([10, 8]; cost 80)"),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            *(2, "compiled", "backward", 1, "in the backward of step 1, with 8 samples ([8, 8]; cost 64)"),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            *(4, "hsdp", "backward", 0, "in the backward of step 0, with 12 samples ([12, 8]; cost 96)"),
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_torchrun_ends_all_ranks_where_one_runs_out_of_memory(
@@ -104,7 +115,7 @@ def test_models_that_not_all_ranks_train_and_ranks_that_differ_are_refused(tmp_p
 
 
 def test_the_callback_refuses_fsdp2(tmp_path: Path) -> None:
-    message = run_in({}, sharded_worker.in_lightning, tmp_path)
+    message = run_in({}, sharded_lightning_worker.in_lightning, tmp_path)
     assert message.startswith("OOMRescue must train a model that is not sharded, got one of FSDP2")
 
 

@@ -236,7 +236,7 @@ def test_the_estimate_of_an_lstm_has_the_shape_of_its_curve() -> None:
 
         return step
 
-    shapes = [np.full(count, size) for count, size in ((8, 40), (32, 40), (32, 120))]
+    shapes = [np.full(count, size) for count, size in ((8, 12), (32, 12), (32, 36))]
     estimated, device = estimate_peaks(make_step, shapes), SimulatedMemory()
     with device:
         measured = measure_peaks(make_step(), shapes, device)

@@ -112,17 +112,17 @@ def planned(step: dict[str, Any]) -> StepPlan | None:
     return None
 
 
-def parts(count: int) -> pytest.MarkDecorator:
-    """Repeat a test with other random numbers, all but the first time by night."""
-    by_night = [pytest.param(part, marks=pytest.mark.nightly) for part in range(1, count)]
-    return pytest.mark.parametrize("part", [0, *by_night])
+def parts(steps: int, by_night: int) -> pytest.MarkDecorator:
+    """Try so many random steps, and many more by night in twenty parts."""
+    nightly = [pytest.param(by_night, part, marks=pytest.mark.nightly) for part in range(1, 21)]
+    return pytest.mark.parametrize(("steps", "part"), [(steps, 0), *nightly])
 
 
 @pytest.mark.slow
-@parts(200)
-def test_no_step_of_5_000_random_ones_breaks_a_law(part: int, request: pytest.FixtureRequest) -> None:
+@parts(1_000, 50_000)
+def test_no_random_step_breaks_a_law(steps: int, part: int, request: pytest.FixtureRequest) -> None:
     generator = np.random.default_rng([request.config.getoption("seed"), part])
-    for _ in range(5_000):
+    for _ in range(steps):
         step = small_step(generator)
         plan = planned(step)
         if plan is None:
@@ -196,11 +196,13 @@ def check_special_laws(plan: StepPlan, step: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@parts(100)
-def test_no_random_step_with_groups_or_long_samples_breaks_a_law(part: int, request: pytest.FixtureRequest) -> None:
+@parts(150, 2_500)
+def test_no_random_step_with_groups_or_long_samples_breaks_a_law(
+    steps: int, part: int, request: pytest.FixtureRequest
+) -> None:
     generator = np.random.default_rng([request.config.getoption("seed"), part])
-    count, kept = 500, 0
-    for _ in range(count):
+    kept = 0
+    for _ in range(steps):
         step = special_step(generator)
         try:
             plan = plan_step(**step)
@@ -210,7 +212,7 @@ def test_no_random_step_with_groups_or_long_samples_breaks_a_law(part: int, requ
             continue
         kept += 1
         check_special_laws(plan, step)
-    assert kept > count // 2
+    assert kept > steps // 2
 
 
 @pytest.mark.slow
