@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial, reduce
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch.utils.data import ConcatDataset
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule.shards import IndexedShards
 from headrace.webdatamodule.shards.indexed_shards import Begin
+from headrace.webdatamodule.shards.set_fingerprint import sources_fingerprint
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.reading.local_shards import Upcoming
@@ -156,7 +156,7 @@ class ConcatShards(ConcatDataset[Any]):
     @property
     def fingerprint(self) -> str:
         """Changes with the names and with any byte of any shard; columns may come and go."""
-        return _joined(zip(self.names, [part.fingerprint for part in self.parts], strict=True))
+        return sources_fingerprint(zip(self.names, [part.fingerprint for part in self.parts], strict=True))
 
     def prefix_fingerprint(self, n_samples: int) -> str | None:
         """The fingerprint of the first samples: whole sources, and the first shards of one; None if that is none."""
@@ -167,7 +167,9 @@ class ConcatShards(ConcatDataset[Any]):
             n_samples - self.cumulative_sizes[number] + len(self.parts[number])
         )
         prints = [part.fingerprint for part in self.parts[:number]]
-        return None if last is None else _joined(zip(self.names[: number + 1], [*prints, last], strict=True))
+        return (
+            None if last is None else sources_fingerprint(zip(self.names[: number + 1], [*prints, last], strict=True))
+        )
 
     def close(self) -> None:
         """Close all shards; they are opened again when they are read."""
@@ -177,11 +179,6 @@ class ConcatShards(ConcatDataset[Any]):
 
 def _begin_at(begin: Begin, places: Sequence[int], number: int) -> None:
     begin(places[number])
-
-
-def _joined(prints: Iterable[tuple[str, str]]) -> str:
-    text = "\n".join(f"{name}\t{fingerprint}" for name, fingerprint in prints)
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def sample_place(dataset: Any, index: int) -> dict[str, Any]:

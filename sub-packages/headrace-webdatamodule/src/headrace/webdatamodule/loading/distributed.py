@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 
@@ -61,8 +61,8 @@ def compare_plans(plan: Mapping[str, Any], name: str, num_replicas: int, mesh: M
         return
     group = None if of_mesh is None else of_mesh()
     texts = {what: str(value) for what, value in plan.items()}
-    digest = hashlib.blake2b(repr(sorted(texts.items())).encode(), digest_size=8).digest()
-    own = torch.tensor(int.from_bytes(digest, "little") >> 1, dtype=torch.int64, device=_device(group))
+    digest = digest64(repr(sorted(texts.items())).encode("utf-8", "surrogatepass"))
+    own = torch.tensor(digest >> 1, dtype=torch.int64, device=_device(group))
     numbers = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     everyone: list[Any] = [None] * len(numbers)
     cure = "iterate it on every rank, or take one batch at most where one rank looks at it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule._shared.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.webdatamodule._shared.record import RECORD
 from headrace.webdatamodule._shared.run import History
@@ -273,7 +273,7 @@ class EqualPlanner:
         options = self.options
         order = f"shuffle {options.shuffle}" if inner is None else inner
         parts = f"{self.n} {options.batch_size} {options.drop_last} {order} {self.seed}"
-        return hashlib.blake2b(parts.encode(), digest_size=8).hexdigest()
+        return text_digest(parts)[:16]
 
     def check_state(self, state: Any) -> Mapping[str, Any]:
         """Refuse what is no state, or one of another version or seed."""

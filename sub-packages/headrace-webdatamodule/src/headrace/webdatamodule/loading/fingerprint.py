@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import pickle
 import types
@@ -14,8 +13,11 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from headrace.webdatamodule._shared.digest import bytes_digest, text_digest
+
 _ROWS = 64  # that are looked at; all of them would take as long as an epoch
 _DEEP = 8  # levels of containers
+_DIGITS = 12  # of a digest, which messages show
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (tuple, list, dict, set, frozenset)
 _EMPTY = types.CellType()  # of a name that a function closes over before it is bound
@@ -54,7 +56,7 @@ def prefix_fingerprint(dataset: Any, n_samples: int) -> str | None:
 
 def _of_parts(dataset: Any, n_samples: int) -> str:
     text = f"{n_samples} {digest(_dataset_in_parts(dataset, n_samples))}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return text_digest(text)
 
 
 def own_fingerprint(thing: Any) -> str | None:
@@ -120,7 +122,7 @@ def digest(*things: Any) -> str:
     """Hash values, code and what they hold; the same in every process."""
     seen: dict[int, Any] = {}  # keeps what it holds, so that no identity is given out twice
     text = b"|".join(_described(thing, seen) for thing in things)
-    return hashlib.blake2b(text, digest_size=6).hexdigest()
+    return bytes_digest(text).hex()[:_DIGITS]
 
 
 def _described(thing: Any, seen: dict[int, Any]) -> bytes:
@@ -181,7 +183,7 @@ def _object(thing: Any, seen: dict[int, Any]) -> bytes:
     kind = type(thing)
     name = f"{kind.__module__}.{kind.__qualname__}".encode()
     if _is_array(thing):
-        return name + f" {thing.dtype} {tuple(thing.shape)}".encode() + hashlib.blake2b(_bytes(thing)).digest()
+        return name + f" {thing.dtype} {tuple(thing.shape)}".encode() + bytes_digest(_bytes(thing))
     state = getattr(thing, "__dict__", None)
     if isinstance(state, dict):
         methods = [one for one in kind.__dict__.values() if isinstance(one, types.FunctionType)]

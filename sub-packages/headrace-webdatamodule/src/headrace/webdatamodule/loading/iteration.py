@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.webdatamodule._shared.cursor import EpochCursor
+from headrace.webdatamodule._shared.digest import bytes_digest
 from headrace.webdatamodule.loading.batch_reading import Keys, Request, SkippedSample
 from headrace.webdatamodule.loading.foreign_batch_sampler import OTHER_ORDER, at_beginning, has_state, samples_of
 from headrace.webdatamodule.loading.next_use import NextUses
@@ -207,7 +207,7 @@ def requested(
     `draws_of` is asked for the draws of each batch, `next_uses` for when its samples are needed next.
     """
     start, stop, state_of = iteration.position, iteration.length, batches.state_dict if has_state(batches) else None
-    given, before = iter(batches), hashlib.blake2b(digest_size=8)
+    given, delivered = iter(batches), b""
     step = start.steps if state_of else 0  # a batch sampler without a state is read from the beginning
     for batch in given:
         step += 1
@@ -216,11 +216,11 @@ def requested(
         if state_of:
             state, draws = state_of(), None if draws_of is None else draws_of(batch)
         else:
-            before.update(_hashed(batch))
+            delivered = bytes_digest(delivered, _hashed(batch))
             draws = None if draws_of is None else draws_of(batch)
             if step < start.steps:
                 continue
-            state = {"delivered": before.hexdigest()}
+            state = {"delivered": delivered.hex()}
         if step > stop or (step == stop and next(given, None) is not None):
             raise _miscounted(batches, stop, "gives more")
         if step > start.steps:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -11,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, get_worker_info
 
-from headrace.webdatamodule._shared.random import fold_in
+from headrace.webdatamodule._shared.random import fold_in, key_of
 from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.worker import seed_generators
 from headrace.webdatamodule.shards import IndexedShards
@@ -59,7 +57,7 @@ class SampleRandom:
         """The sample at this place of the batch is read next."""
         self._sample = int(self._indices[place]), 0 if self._draws is None else int(self._draws[place])
         self._generator = None
-        seed_generators(xxhash.xxh3_64_intdigest(array("q", self._sample).tobytes(), seed=self._key))
+        seed_generators(key_of(self._key, self._sample))
 
     def generator(self) -> np.random.Generator | None:
         """That of the sample which is read; None before the first one."""
@@ -108,8 +106,7 @@ def sample_rng() -> np.random.Generator:
 
 def batch_key(key: int, indices: Sequence[int], draws: Sequence[int] | None) -> int:
     """The key of a batch's collation, by the epoch's and its samples."""
-    words = array("q", [*map(int, indices), *map(int, () if draws is None else draws)])
-    return xxhash.xxh3_64_intdigest(words.tobytes(), seed=key ^ 1)
+    return key_of(key ^ 1, map(int, [*indices, *(() if draws is None else draws)]))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._shared.digest import array_digest
 from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule._shared.run import NoSampler
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
@@ -148,7 +148,7 @@ class UserSampler:
         """Digest of an order without a fingerprint of its own; ranks compare it before an epoch."""
         if own_fingerprint(self.sampler) is not None:
             return ""
-        return hashlib.blake2b(self._list(self.epoch).tobytes(), digest_size=8).hexdigest()
+        return array_digest(self._list(self.epoch))
 
     # What a run asks.
 

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
+
+from headrace.webdatamodule._shared.random import key_of
 
 GRACE = 5.0  # seconds that workers have to end by themselves
 _SETTLE = 0.02  # seconds
@@ -33,7 +34,7 @@ _POLL = 5.0  # seconds; a killed worker is noticed within that
 
 def step_key(key: int, step: int) -> int:
     """The key of a step's random numbers, 64 bits, of the key of its epoch and rank."""
-    return xxhash.xxh3_64_intdigest(step.to_bytes(8, "little"), seed=key)
+    return key_of(key, [step])
 
 
 def seed_generators(key: int) -> None:

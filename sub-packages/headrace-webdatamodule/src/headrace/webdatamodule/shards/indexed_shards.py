@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from hashlib import blake2b
 from itertools import accumulate, count, groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -26,6 +25,7 @@ from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, default_limit
 from headrace.webdatamodule.shards.reading.shard_reader import Read, Sample, ShardReader
+from headrace.webdatamodule.shards.set_fingerprint import shards_fingerprint
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.reading.local_shards import Upcoming
@@ -430,8 +430,7 @@ class IndexedShards:
         return self._fingerprint_of(bisect_right(ends, n_samples) - 1) if n_samples in ends else None
 
     def _fingerprint_of(self, n_shards: int) -> str:
-        content = repr((self._shards.samples[:n_shards], self._shards.checksums[:n_shards]))
-        return blake2b(content.encode(), digest_size=16).hexdigest()
+        return shards_fingerprint(self._shards.samples[:n_shards], self._shards.checksums[:n_shards])
 
     def close(self) -> None:
         """Close all files; later reads open them again."""

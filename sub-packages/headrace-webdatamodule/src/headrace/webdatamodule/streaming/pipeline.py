@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -19,6 +18,8 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from headrace.webdatamodule._shared.digest import text_digest
+from headrace.webdatamodule._shared.random import text_key
 from headrace.webdatamodule.loading.worker import end_with_parent, seed_generators
 from headrace.webdatamodule.streaming.stream_sources import (
     IndexedSource,
@@ -197,7 +198,7 @@ class StreamDataset(IterableDataset[Any]):
         now = self._now if self._shared is None else Pass(*self._shared.tolist())
         if get_worker_info() is not None and "worker_init_fn" not in self.options.kwargs_wld:
             end_with_parent()
-            key = blake2b(now.reader_key("worker", self.options.seed).encode(), digest_size=8).digest()
+            key = text_key(now.reader_key("worker", self.options.seed), 8)
             seed_generators(int.from_bytes(key, "little"))  # random augmentations resume as well
         repetitions = count()
         pipeline = copy.copy(self.pipeline)
@@ -271,7 +272,7 @@ def _reseeded(stage: Any, now: Pass, seed: str) -> Any:
     """
     if isinstance(stage, wds.filters.detshuffle):
         stage = copy.copy(stage)
-        stage.epoch += int.from_bytes(blake2b(now.key().encode(), digest_size=6).digest(), "little")
+        stage.epoch += int.from_bytes(text_key(now.key(), 6), "little")
     if not isinstance(stage, wds.filters.FilterFunction):
         return stage
     args = [_derived(value, now) for value in stage.args]
@@ -288,11 +289,7 @@ def _reseeded(stage: Any, now: Pass, seed: str) -> Any:
 def _derived(value: Any, now: Pass) -> Any:
     if not isinstance(value, random.Random):
         return value
-    return random.Random(now.reader_key(_hash_of(repr(value.getstate()))))  # noqa: S311 - an order, not a secret
-
-
-def _hash_of(text: str) -> str:
-    return blake2b(text.encode(), digest_size=16).hexdigest()
+    return random.Random(now.reader_key(text_key(repr(value.getstate())).hex()))  # noqa: S311 - an order, not a secret
 
 
 def open_stream(options: StreamOptions) -> StreamDataset:
@@ -414,7 +411,7 @@ def _describe(value: Any) -> str:
         value = int(value)
     match value:
         case random.Random():
-            return f"random {_hash_of(repr(value.getstate()))[:12]}"
+            return f"random {text_digest(repr(value.getstate()))[:12]}"
         case Mapping():
             return f"{{{', '.join(f'{_describe(key)}: {_describe(held)}' for key, held in value.items())}}}"
         case tuple() | MutableSequence():

@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import count, islice
 from typing import Any
 
@@ -17,6 +16,7 @@ import webdataset as wds
 from torch.utils.data import DataLoader
 
 from headrace.webdatamodule._shared.cursor import EpochCursor
+from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
@@ -146,7 +146,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
     @property
     def fingerprint(self) -> str:
         """Digest of the shards, the options and the seed, in hexadecimal digits."""
-        return blake2b(repr(sorted(self._described.items())).encode(), digest_size=16).hexdigest()
+        return text_digest(repr(sorted(self._described.items())))
 
     @property
     def epoch(self) -> int:

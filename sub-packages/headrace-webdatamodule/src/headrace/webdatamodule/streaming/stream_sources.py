@@ -10,7 +10,6 @@ import re
 import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +19,15 @@ from urllib.request import url2pathname
 import webdataset as wds
 from torch.utils.data import get_worker_info
 
+from headrace.webdatamodule._shared.digest import text_digest
+from headrace.webdatamodule._shared.random import text_key
 from headrace.webdatamodule.loading.equal_plan import equal_share
 from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex
 from headrace.webdatamodule.shards.decoding.decode import member_decoder
 from headrace.webdatamodule.shards.errors import Damage
 from headrace.webdatamodule.shards.format.pack import is_pack_name, unpack
 from headrace.webdatamodule.shards.format.tar import compressed_beside, compression
+from headrace.webdatamodule.shards.set_fingerprint import files_fingerprint
 from headrace.webdatamodule.shards.urls import redacted
 
 # Those that `tarfile` decompresses in a stream: zstd since Python 3.14.
@@ -115,7 +117,7 @@ def shuffled(n: int, key: str) -> list[int]:
     >>> shuffled(6, "seed 1, epoch 0")
     [1, 4, 5, 2, 3, 0]
     """
-    return sorted(range(n), key=lambda shard: blake2b(f"{key}/{shard}".encode(), digest_size=16).digest())
+    return sorted(range(n), key=lambda shard: text_key(f"{key}/{shard}"))
 
 
 def rank_share(n: int, num_replicas: int, rank: int) -> tuple[int, int]:
@@ -196,11 +198,13 @@ class ShardSource:
         self._pipeline = wds.WebDataset(self.tars, shardshuffle=False, **given)
         grouper = next(at for at, stage in enumerate(self._pipeline.pipeline) if _is_grouper(stage))
         self._pipeline.pipeline.insert(grouper, unpacker)
-        if scheme_of(self.tars[0]) != "pipe":
+        if scheme_of(self.tars[0]) == "pipe":
+            self.fingerprint = text_digest(repr(self.tars))
+        else:
+            self.fingerprint = files_fingerprint(self.tars)
             openers = (wds.cache.StreamingOpen, wds.cache.FileCache)
             [at] = [i for i, stage in enumerate(self._pipeline.pipeline) if isinstance(stage, openers)]
             self._pipeline.pipeline[at] = LocalOpener(given.get("handler", wds.reraise_exception))
-        self.fingerprint = _files_fingerprint(self.tars)
 
     def __call__(self, now: Pass) -> Iterator[dict[str, Any]]:
         """One dictionary of encoded members per sample."""
@@ -235,22 +239,6 @@ def count_samples(tar: str) -> int | None:
         return int(ShardIndex.open(tar).n_samples)
     except FileNotFoundError:
         return None
-
-
-def _files_fingerprint(tars: Sequence[str]) -> str:
-    """Names, sizes and three pieces of each file; more would have to read all of it, which an index makes needless."""
-    digest = blake2b(digest_size=16)
-    for tar in tars:
-        if scheme_of(tar) == "pipe":
-            digest.update(tar.encode())
-            continue
-        with open(tar, "rb") as file:  # noqa: PTH123 - the path is text already
-            size = file.seek(0, os.SEEK_END)
-            digest.update(f"{Path(tar).name}/{size}/".encode())
-            for begin in (0, size // 2, max(0, size - 12288)):  # a tar file may end with 10 KiB of zeros
-                file.seek(begin)
-                digest.update(file.read(4096))
-    return digest.hexdigest()
 
 
 def _is_grouper(stage: Any) -> bool:

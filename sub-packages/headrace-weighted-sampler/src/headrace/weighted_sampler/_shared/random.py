@@ -1,7 +1,13 @@
-"""Random words by integer arithmetic alone: keyed, counter-based, the same on every platform."""
+"""Random words and keys by integer arithmetic alone: keyed, counter-based, the same on every platform."""
+
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .digest import digest64
 
 Words = NDArray[np.uint64]
 
@@ -41,3 +47,19 @@ def fold_in(*words: int | Words) -> Words:
     for word in words:
         folded = splitmix64(folded ^ splitmix64(np.atleast_1d(np.asarray(word, np.uint64))))
     return folded
+
+
+def key_of(key: int, words: Iterable[int]) -> int:
+    """Return a key of 64 bits that is drawn by another one and some signed integers of 64 bits.
+
+    A key takes a quarter of a microsecond, where `fold_in` takes 50: a loader needs one for each sample.
+
+    >>> key_of(7, [1, 2]) == key_of(7, [1, 2]) != key_of(7, [2, 1])
+    True
+    """
+    return digest64(array("q", words).tobytes(), seed=key)
+
+
+def text_key(text: str, size: int = 16) -> bytes:
+    """Return so many bytes that are drawn by a text: BLAKE2b, on which the orders of streams hang."""
+    return blake2b(text.encode(), digest_size=size).digest()

@@ -28,8 +28,7 @@ from itertools import accumulate
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
-import xxhash
-
+from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, RefusedMemberError, ShardError
 from headrace.webdatamodule.shards.format.files import Bytes
 from headrace.webdatamodule.shards.format.tar import (
@@ -177,7 +176,7 @@ def _damaged(reason: str) -> DamagedShardError:
 def pack_name(first_key: str) -> bytes:
     """What a pack is called in its tar file: by its first sample, or by the XXH3 of that key where it is too long."""
     name = f"{first_key}.{PACK_KEY}".encode()
-    return name if len(name) <= NAME else f"{xxhash.xxh3_64_hexdigest(first_key.encode())}.{PACK_KEY}".encode()
+    return name if len(name) <= NAME else f"{digest64(first_key.encode()):016x}.{PACK_KEY}".encode()
 
 
 def pack_head(samples: Sequence[tuple[str, Sequence[str], Sequence[int]]]) -> bytes:
@@ -206,5 +205,5 @@ def _text_bytes(text: str) -> int:
 
 
 def _head(text: bytes) -> bytes:
-    own = xxhash.xxh3_64_intdigest(_HEAD.pack(PACK_MAGIC, PACK_VERSION, len(text), 0) + text)
+    own = digest64(_HEAD.pack(PACK_MAGIC, PACK_VERSION, len(text), 0) + text)
     return _HEAD.pack(PACK_MAGIC, PACK_VERSION, len(text), own)

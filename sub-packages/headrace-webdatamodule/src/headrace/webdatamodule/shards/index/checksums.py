@@ -11,17 +11,22 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule.shards.format.files import PIECE, Bytes
 
 GAPS_PER_CHECKSUM = 64  # so that damage between members is narrowed down
 MEMBER_BITS = 0xFFFFFFFF  # of `digest64` that a member's checksum keeps
 _FINGERPRINT_PIECE = 4096
-digest64 = xxhash.xxh3_64_intdigest  # under a name of ours: a function around it would cost as much again
 
 
 def member_checksums(members: Iterable[bytes | memoryview]) -> npt.NDArray[np.uint32]:
     """The checksums of members that are in memory, shape [n_members]."""
-    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, members)), ">u4")[1::2].astype(np.uint32)
+    return checksums64(members).astype(np.uint32)
+
+
+def checksums64(pieces: Iterable[bytes | memoryview]) -> npt.NDArray[np.uint64]:
+    """XXH3 in 64 bits of each piece, shape [n_pieces]."""
+    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, pieces)), ">u8").astype(np.uint64)
 
 
 def checksum64(*pieces: bytes | memoryview) -> int:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
@@ -133,7 +133,7 @@ class Manifest:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of all shards and columns, 32 hexadecimal digits."""
-        return xxhash.xxh3_128_hexdigest(json.dumps(self._table, separators=(",", ":")).encode())
+        return text_digest(json.dumps(self._table, separators=(",", ":")))
 
     @property
     def _table(self) -> dict[str, Any]:  # `asdict` copies each value, which takes ten times as long

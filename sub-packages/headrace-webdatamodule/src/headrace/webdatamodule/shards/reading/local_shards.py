@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy.typing as npt
-import xxhash
 
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, ManifestError, ShardError, StaleIndexError
@@ -20,6 +19,7 @@ from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
+from headrace.webdatamodule.shards.set_fingerprint import shards_fingerprint
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
@@ -214,5 +214,5 @@ def of_heads(names: Sequence[str], heads: Iterable[Head]) -> ShardSet:
     """Shards without a manifest."""
     samples, checksums, members = zip(*heads, strict=True)
     every = tuple(sorted(set().union(*members)))
-    fingerprint = xxhash.xxh3_128_hexdigest(repr((samples, checksums)).encode())
+    fingerprint = shards_fingerprint(samples, checksums)
     return ShardSet("", tuple(names), samples, checksums, every, (), fingerprint, b"")

@@ -10,9 +10,10 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, DecodeError, ShardError, StaleIndexError
-from headrace.webdatamodule.shards.index.checksums import MEMBER_BITS, checksum32, digest64, member_checksums
+from headrace.webdatamodule.shards.index.checksums import MEMBER_BITS, checksum32, member_checksums
 from headrace.webdatamodule.shards.index.keys import NumberedKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.stores.local import LocalStore

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 from zlib import crc32
 
-import xxhash
 from filelock import FileLock, Timeout
 
 from headrace.webdatamodule._shared.checks import checked_int
+from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule.shards.errors import (
     DamagedIndexError,
     DamagedShardError,
@@ -251,7 +251,7 @@ def cached_name(content: object, suffix: str) -> str:
 
     So an entry is never stale, and is found again whatever the host, the path and the signature of its URL are.
     """
-    return f"{xxhash.xxh3_128_hexdigest(repr(content).encode())}{suffix}"
+    return f"{text_digest(repr(content))}{suffix}"
 
 
 def cached_shard(cache: Cache, files: CheckedStore, index: ShardIndex, *, verified: bool) -> CachedShard | None:

@@ -22,8 +22,7 @@ from multiprocessing.util import Finalize
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import xxhash
-
+from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule.shards.reading.local_shards import Upcoming
 from headrace.webdatamodule.shards.remote.cache import Cache
 
@@ -319,7 +318,7 @@ def _write_all(descriptor: int, data: bytes, place: int) -> None:
 
 
 def _digest(sample: int, data: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(data, seed=sample)
+    return digest64(data, seed=sample).to_bytes(8, "big")
 
 
 def _flush(cache: weakref.ref[SampleCache]) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from tqdm import tqdm
 
 from headrace.webdatamodule._shared.checks import checked_int
+from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
 from headrace.webdatamodule.shards.format.pack import MOST_BYTES, MOST_TABLE, OVERHEAD, table_bytes
@@ -46,14 +46,14 @@ class Plan:
     def of(cls, prefix: str, bounds: Sequence[int], fingerprint: str, bytes_per_pack: int = 0) -> Plan:
         """The plan of some bounds: where each shard begins, and the end."""
         rule = [*bounds, bytes_per_pack] if bytes_per_pack else bounds
-        digest = xxhash.xxh3_64_hexdigest(np.asarray(rule, "<i8").tobytes())
-        return cls(prefix, bounds[-1], len(bounds) - 1, digest, fingerprint)
+        digest = digest64(np.asarray(rule, "<i8").tobytes())
+        return cls(prefix, bounds[-1], len(bounds) - 1, f"{digest:016x}", fingerprint)
 
     @classmethod
     def of_stream(cls, prefix: str, size: ShardSize, fingerprint: str, bytes_per_pack: int = 0) -> Plan:
         """The plan of samples whose number is unknown until they end."""
         rule = "{}={}".format(*size) + (f",bytes_per_pack={bytes_per_pack}" if bytes_per_pack else "")
-        return cls(prefix, 0, 1, xxhash.xxh3_64_hexdigest(rule.encode()), fingerprint)
+        return cls(prefix, 0, 1, f"{digest64(rule.encode()):016x}", fingerprint)
 
     def save(self, directory: Path) -> None:
         """Note the plan beside the shards to be; who finds fewer than it says knows that the write was stopped."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.writing.plan import packed_bytes, stored_bytes
 from headrace.webdatamodule.shards.writing.shard_builder import check_sample
 from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
@@ -104,11 +104,9 @@ def stamps_fingerprint(stamps: Iterable[tuple[int, int]]) -> str:
 
     Take it before the files are read: one that is saved while it is packed then makes its shards stale.
     """
-    digest = xxhash.xxh3_64()
-    for one in stamps:
-        digest.update(struct.pack("<qq", *one))
+    digest = checksum64(*(struct.pack("<qq", *each) for each in stamps))
     time.sleep(_TICK)  # so that a file that is saved from now on has another time
-    return digest.hexdigest()
+    return f"{digest:016x}"
 
 
 def stamp(path: str | Path) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.pack import MOST_TABLE, OVERHEAD, pack_head, pack_name, table_bytes
 from headrace.webdatamodule.shards.format.tar import (
@@ -30,7 +30,7 @@ from headrace.webdatamodule.shards.format.tar import (
     ustar_headers,
 )
 from headrace.webdatamodule.shards.index.build import pack_index
-from headrace.webdatamodule.shards.index.checksums import GAPS_PER_CHECKSUM, digest64, member_checksums
+from headrace.webdatamodule.shards.index.checksums import GAPS_PER_CHECKSUM, checksums64, member_checksums
 from headrace.webdatamodule.shards.index.container import index_checksum
 from headrace.webdatamodule.shards.index.manifest import ShardEntry
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
@@ -293,7 +293,7 @@ def result(index: ShardIndex) -> Written:
 def key_hashes(keys: Sequence[str]) -> npt.NDArray[np.uint64]:
     """64 bits of each key, shape [n_samples]."""
     texts = "\0".join(keys).encode("utf-8", "surrogateescape").split(b"\0")[: len(keys)]  # no key has a zero
-    return np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, texts)), ">u8").astype(np.uint64)
+    return checksums64(texts)
 
 
 # What a sample may consist of, so that readers of tar shards give it back as it is
