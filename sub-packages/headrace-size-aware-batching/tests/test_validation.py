@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from headrace.size_aware_batching._validation import log_info, logger_or, real_number, shortlist, warn
+from headrace.size_aware_batching._shared.warnings import warn
+from headrace.size_aware_batching._validation import log_info, logger_or, real_number, shortlist
 from headrace.size_aware_batching.sampler import SizeAwareBatchSampler, size_aware_batching
 
 

@@ -2,8 +2,6 @@
 
 import logging
 import math
-import sys
-import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -18,7 +16,6 @@ Logger: TypeAlias = Callable[[str], None]
 
 UNLIMITED = 2**62  # sizes and finite budgets stay below, so that sums of two fit into int64
 _LOGGER = logging.getLogger("headrace.size_aware_batching")
-_LIBRARIES = ("headrace.", "torch.utils.data.", "lightning.")
 
 
 def real_number(value: object, name: str) -> Number:
@@ -85,15 +82,6 @@ def logger_or(default: Logger, logger: Logger | None, name: str) -> Logger:
 def log_info(message: str) -> None:
     """Log at INFO level under the name ``headrace.size_aware_batching``."""
     _LOGGER.info(message)
-
-
-def warn(message: str) -> None:
-    """Issue a ``UserWarning`` that points at the line of the user's code, not into a library between."""
-    # Counted from here, whose own frame is level 1; generators make the distance vary.
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARIES):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def counted(count: int, noun: str) -> str:

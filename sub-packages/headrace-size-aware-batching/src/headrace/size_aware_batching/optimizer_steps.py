@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
-from headrace.size_aware_batching._shared.cursor import level_behind_loader
 from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
 from headrace.size_aware_batching._shared.ranks import Mesh
-from headrace.size_aware_batching._validation import checked_epoch, counted, one_of, warn
+from headrace.size_aware_batching._shared.warnings import is_behind_loader, warn
+from headrace.size_aware_batching._validation import checked_epoch, counted, one_of
 from headrace.size_aware_batching.planned_sampler import PlannedSampler
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.options import Oversize, SamplerOptions
@@ -230,7 +230,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
         if self.position < plan.end:
             return
         micro_batches = plan.micro_batches(latest.began, latest.world)
-        if micro_batches.max(initial=1) == 1 or not level_behind_loader(self):
+        if micro_batches.max(initial=1) == 1 or not is_behind_loader(self):
             return
         self._steps_asked = True  # one warning is enough
         warn(
@@ -238,5 +238,6 @@ class OptimizerStepBatchSampler(PlannedSampler):
             f"{micro_batches.sum():,} batches on each rank, but nothing asked which batches belong to a step: a loop "
             "that steps after every batch takes too many. Take the batches from sampler.optimizer_steps(loader), give "
             "Lightning the callback TokensPerStep() and a Hugging Face Trainer a TrainerGuard(sampler), or read "
-            "sampler.accumulation before the epoch"
+            "sampler.accumulation before the epoch",
+            self,
         )

@@ -13,7 +13,8 @@ from torch.utils.data import Sampler
 from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching._shared.display import never_raises
 from headrace.size_aware_batching._shared.ranks import Ranks, refuse_sharding_again, warning_of_whole_stream
-from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist, warn
+from headrace.size_aware_batching._shared.warnings import warn
+from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist
 from headrace.size_aware_batching.buckets import BucketBatchSampler
 from headrace.size_aware_batching.planning.limits import checked_budget
 from headrace.size_aware_batching.planning.options import OVERSIZE, STREAM_OVERSIZE, Oversize, StreamOversize

@@ -17,6 +17,7 @@ from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.display import never_raises, options_of
 from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, warning_of_whole_stream
+from headrace.size_aware_batching._shared.warnings import warn
 from headrace.size_aware_batching._validation import (
     UNLIMITED,
     Logger,
@@ -25,7 +26,6 @@ from headrace.size_aware_batching._validation import (
     log_info,
     logger_or,
     one_of,
-    warn,
 )
 from headrace.size_aware_batching.planning.costs import Cost, CostFunction, as_cost
 from headrace.size_aware_batching.planning.last_step import split_longest

@@ -4,7 +4,6 @@ from __future__ import annotations  # help() shows the names of types, not the u
 
 import math
 import operator
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from fractions import Fraction
@@ -23,11 +22,12 @@ from headrace.weighted_sampler._mixture_arguments import MixtureSpec, parse_mixt
 from headrace.weighted_sampler._permutation import Indices, below
 from headrace.weighted_sampler._recorded_mixture import arguments_of, is_plain_weight, plain_weights, recorded_mixture
 from headrace.weighted_sampler._shared.checks import checked_int
-from headrace.weighted_sampler._shared.cursor import EpochCursor, level_of_loop
+from headrace.weighted_sampler._shared.cursor import EpochCursor
 from headrace.weighted_sampler._shared.display import never_raises
 from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
+from headrace.weighted_sampler._shared.warnings import warn
 from headrace.weighted_sampler._states import (
     DIGEST_DIGITS,
     check_fingerprint,
@@ -495,11 +495,10 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         for place, passes in (self._recorded or {}).get("max_passes", ()):
             part = sources.parts[place]
             if growth.earlier[place] and passes_of[place].size_of(passes - 1) < part.size:
-                warnings.warn(
+                warn(
                     f"max_passes lets {part.name!r} leave before its new samples are drawn: its last pass began with "
                     "the old ones. Raise its max_passes, or give the new samples as a source of their own",
-                    UserWarning,
-                    stacklevel=level_of_loop(self),
+                    self,
                 )
 
     def _has_sources_of(self, mixture: Mapping[str, Any]) -> bool:

@@ -6,7 +6,6 @@ any place on.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -17,10 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .cursor import EpochCursor, level_of_loop
+from .cursor import EpochCursor
 from .epoch_plan import EpochPlan, Place, PlannedBatch, Steps
 from .ranks import Mesh, Ranks, process_group
 from .record import RunRecord, Section
+from .warnings import warn
 
 REWEIGHT_INTERVAL = 1024  # draws; the weights of a mixture change at multiples of this
 Settings = Mapping[str, Any]  # as the record has them: n, options, exclude, mixture, reweight
@@ -396,7 +396,7 @@ class Run:
             once = batches.warning_once if rank == 0 and batches.warning_once not in self._warned else ""
             self._warned.add(once)
             for text in filter(None, (batches.warning, once)):
-                warnings.warn(text, UserWarning, stacklevel=level_of_loop(self))
+                warn(text, self)
             # With all ranks a position lies after each batch, else after each step.
             ends = batches.ends if self.all_ranks else batches.ends[world - 1 :: world]
             begins, stops = batches.offsets[first:-1:stride].tolist(), batches.offsets[first + 1 :: stride].tolist()
@@ -547,12 +547,11 @@ class Run:
         self._apply_reweights()
         self._interrupt()
         if waits:
-            warnings.warn(
+            warn(
                 f"the weights change in epoch {first // length}, at step {step} of the run: the windows of batches "
                 f"that have begun reach to the end of epoch {self.epoch}. With a smaller window=, or "
                 "strategy='sequential', weights change earlier",
-                UserWarning,
-                stacklevel=level_of_loop(self),
+                self,
             )
         return first, step
 

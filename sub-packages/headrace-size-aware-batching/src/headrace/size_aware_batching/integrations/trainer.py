@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.display import inner, never_raises
-from headrace.size_aware_batching._validation import warn
+from headrace.size_aware_batching._shared.warnings import warn
 
 _KEY = "headrace"  # in a trainer's state
 _SAMPLER = "sampler"  # and in it the sampler's state

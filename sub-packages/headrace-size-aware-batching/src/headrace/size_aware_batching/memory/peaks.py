@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.display import never_raises
-from headrace.size_aware_batching._validation import log_info, shortlist, warn
+from headrace.size_aware_batching._shared.warnings import warn
+from headrace.size_aware_batching._validation import log_info, shortlist
 from headrace.size_aware_batching.memory.device import (
     CudaMeter,
     DeviceMemory,

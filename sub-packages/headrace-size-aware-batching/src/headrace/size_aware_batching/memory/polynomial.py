@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.display import never_raises
-from headrace.size_aware_batching._validation import warn
+from headrace.size_aware_batching._shared.warnings import warn
 from headrace.size_aware_batching.sizes.read import number_vector
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.size_aware_batching._validation import warn
+from headrace.size_aware_batching._shared.warnings import warn
 
 BLOCK_COUNTS_VERSION = 2
 

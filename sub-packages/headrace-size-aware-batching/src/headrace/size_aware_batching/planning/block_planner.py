@@ -138,7 +138,7 @@ class BlockPlanner:
 
     def plan(self, epoch: int, history: History) -> BlockPlan:
         """Return the plan of an epoch."""
-        return BlockPlan(self, epoch, self.options.balanced_ranks or history.first_world)
+        return BlockPlan(self, epoch, self.options.balanced_for(history.first_world))
 
     def rest(self, _epoch: int, _before: Any, _position: int) -> EpochPlan:
         """Refuse changes in the middle of an epoch."""

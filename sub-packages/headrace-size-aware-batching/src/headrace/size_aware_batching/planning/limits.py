@@ -58,6 +58,19 @@ class Limits(ABC):
         exact = sizes.astype(np.float64)
         return exact + self.quadratic * exact**2
 
+    def with_counts(self, columns: NDArray[Any], n_samples: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return columns of sizes and their budgets; where a batch cannot hold n samples, the count is one more column.
+
+        >>> columns, budgets = SumLimits((9,), most_items=2).with_counts(np.array([[4], [5], [6]]), 3)
+        >>> columns.tolist(), budgets.tolist()
+        ([[4, 1], [5, 1], [6, 1]], [9, 2])
+        """
+        budgets = np.array(self.budgets, np.int64)
+        if self.most_items >= n_samples:
+            return columns, budgets
+        ones = np.ones((len(columns), 1), np.int64)
+        return np.concatenate([columns, ones], axis=1), np.append(budgets, self.most_items)
+
     def floor(self, count: int) -> int:
         """Return the largest number of samples up to ``count`` that ``multiple`` allows."""
         return count - count % self.multiple if count > self.multiple else count

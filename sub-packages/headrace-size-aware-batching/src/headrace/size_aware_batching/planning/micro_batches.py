@@ -86,10 +86,7 @@ def binding_columns(sizes: Ints, budgets: Ints) -> tuple[Ints, Ints]:
 
 def largest_first(sizes: Ints, limits: Limits, work: Ints, parts: Ints | None = None) -> tuple[Ints, Samples]:
     """Return samples sorted by the largest share of a budget that each takes, and their order."""
-    columns, budgets = columns_of(sizes).astype(np.int64), np.array(limits.budgets, np.int64)
-    if limits.most_items < len(columns):  # one more column, of which each sample takes 1
-        columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
-        budgets = np.append(budgets, limits.most_items)
+    columns, budgets = limits.with_counts(columns_of(sizes).astype(np.int64), len(sizes))
     columns, budgets = binding_columns(columns, budgets)
     order = np.lexsort((-work, -(columns / budgets).max(axis=1)))
     return order, Samples(columns, budgets, work, parts).of(order)

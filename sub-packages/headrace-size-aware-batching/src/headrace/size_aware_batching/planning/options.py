@@ -132,6 +132,10 @@ class Options:
         """Whether a user decided which steps follow one another: by these arguments, or as samples keep their order."""
         return self.strategy == "sequential" or not (self.balanced_ranks is None and self.curriculum is None)
 
+    def balanced_for(self, first_world: int) -> int:
+        """Return for how many ranks steps are balanced in a run that began with ``first_world`` of them."""
+        return self.balanced_ranks or first_world
+
     @property
     def batch_cost(self) -> Cost:
         """The cost of a batch."""

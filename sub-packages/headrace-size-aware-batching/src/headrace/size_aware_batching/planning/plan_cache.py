@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._files import one_writer, remove_parts, write_atomically
 from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.digest import array_digest, bytes_digest, text_digest
-from headrace.size_aware_batching._validation import warn
+from headrace.size_aware_batching._shared.warnings import warn
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
 from headrace.size_aware_batching.planning.size_facts import SizeFacts
 from headrace.size_aware_batching.planning.strata import COUNTED, index_type, sort_samples

@@ -20,7 +20,7 @@ from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
 from headrace.size_aware_batching.planning.list_plan import ListPlan
 from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOptions, change_within_epoch_error
-from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
+from headrace.size_aware_batching.planning.order import SliceOrder, built_in_order
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.prepared import (
     PreparedSizes,
@@ -196,12 +196,8 @@ class SizeAwarePlanner:
     def _made_plan(self, epoch: int, first: int, world: int, order: SliceOrder | None) -> SizeAwarePlan:
         if self.token_steps is not None:
             return self._token_plan(self.token_steps, epoch, first, order)
-        lists, ranks = self.lists(self._ramp(world)), self._balanced_ranks(world)
+        lists, ranks = self.lists(self._ramp(world)), self.options.balanced_for(world)
         return self._list_plan(lists.of_epoch(self.key(epoch), ranks, epoch, order), world)
-
-    def _balanced_ranks(self, first_world: int) -> int:
-        """Return for how many ranks steps are balanced in a run that began with ``first_world`` of them."""
-        return self.options.balanced_ranks or first_world
 
     def _list_plan(self, batches: BatchList, first_world: int, **rest: Any) -> ListPlan:
         return ListPlan(
@@ -211,7 +207,7 @@ class SizeAwarePlanner:
             self.samples.pieces,
             self.options.tail,
             keeps_order=self.options.strategy == "sequential",
-            balanced_ranks=self._balanced_ranks(first_world),
+            balanced_ranks=self.options.balanced_for(first_world),
             warns_of_correlation=not self.options.chooses_order,
             has_draws=self.user_sampler.is_given,
             reweights=self.mixed.reweights,
@@ -292,13 +288,18 @@ class SizeAwarePlanner:
 
     def _token_plan(self, token_steps: TokenSteps, epoch: int, first: int, order: SliceOrder | None) -> TokenPlan:
         key, total = self.key(epoch), token_steps.total(order)
-        own: Order = natural_order(self.prepared.n_samples, self.prepared.kept)
-        if self.options.shuffle:
-            own = ShuffledOrder(key, self.prepared.n_samples, self.prepared.kept)
-        if (ramp := self.options.curriculum) is not None and first < ramp:
-            own = token_steps.short_first(key, Ramp(ramp, 1), first, first)
+        sized, ramp = self.prepared, self.options.curriculum
+        built_in = built_in_order(key if self.options.shuffle else None, sized.n_samples, sized.kept)
+        if ramp is not None and first < ramp:
+            built_in = token_steps.short_first(key, Ramp(ramp, 1), first, first)
         return TokenPlan(
-            token_steps, order or own, first, total, self.samples.pieces, self.user_sampler.is_given, self.warning_once
+            token_steps,
+            order or built_in,
+            first,
+            total,
+            self.samples.pieces,
+            self.user_sampler.is_given,
+            self.warning_once,
         )
 
     def n_optimizer_steps(self, epoch: int, history: History) -> int:
@@ -373,7 +374,10 @@ class SizeAwarePlanner:
             if prepared.kept is not None:
                 order = order.kept(prepared.kept, len(prepared.sizes))
         key = int(fold_in(self.seed, epoch, position)[0])
-        lists, ranks = BatchLists(prepared, self.options, presorted=presorted), self._balanced_ranks(before.first_world)
+        lists, ranks = (
+            BatchLists(prepared, self.options, presorted=presorted),
+            self.options.balanced_for(before.first_world),
+        )
         batches = lists.of_epoch(key, ranks, order=order)
         return self._list_plan(batches, before.first_world, start=position, retired=retired)
 

@@ -18,12 +18,12 @@ from headrace.size_aware_batching.planning.batch_list import (
     StrataList,
     WindowedList,
 )
-from headrace.size_aware_batching.planning.costs import Work, given_work
+from headrace.size_aware_batching.planning.costs import Work, columns_of, given_work
 from headrace.size_aware_batching.planning.curriculum import Ramp, Stage, draw_stages, shortest_first
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import CountLimits, Limits
 from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder, natural_order
+from headrace.size_aware_batching.planning.order import Order, SliceOrder, built_in_order
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
 from headrace.size_aware_batching.planning.strata import Strata, kd_order, sort_samples
 from headrace.size_aware_batching.planning.units import round_up
@@ -123,8 +123,7 @@ class BatchLists:
                 if self.ramp is None or self._fill is None or passed >= self.ramp.batches:
                     return StrataList(self.sorted_strata, key, balanced_ranks, passed)
                 return self._with_ramp(key, balanced_ranks, self.ramp, passed, self._fill)
-            make = ShuffledOrder(key, sized.n_samples, sized.kept) if options.shuffle else None
-            order = make or natural_order(sized.n_samples, sized.kept)
+            order = built_in_order(key if options.shuffle else None, sized.n_samples, sized.kept)
         n_samples = order.n_samples
         if options.strategy == "sequential" or not n_samples:
             return OrderedList(order, sized.sizes, sized.limits)
@@ -140,19 +139,18 @@ class BatchLists:
         are as full, and the number of them is known once the window is planned.
         """
         sized, options = self.sized, self.options
-        budgets = np.array(sized.limits.budgets, np.int64)
-        if counts_samples := sized.limits.most_items < sized.n_samples:
-            budgets = np.append(budgets, sized.limits.most_items)
+
+        def amounts_and_budgets(samples: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            sizes = columns_of(sized.sizes[samples]).astype(np.int64)
+            return sized.limits.with_counts(sizes, sized.n_samples)
+
+        _, budgets = amounts_and_budgets(np.zeros(0, np.int64))
         stages = (
             Stage(share, np.minimum(fill * np.multiply.outer(counts, budgets), UNLIMITED))
             for share, counts in ramp.stages(passed)
         )
-
-        def amounts(samples: NDArray[Any]) -> NDArray[np.int64]:
-            sizes = sized.sizes[samples].astype(np.int64).reshape(len(samples), -1)
-            return np.append(sizes, np.ones((len(sizes), 1), np.int64), axis=1) if counts_samples else sizes
-
-        parts = list(draw_stages(shortest_first(sized), stages, amounts, key))
+        by_size = shortest_first(sized)
+        parts = list(draw_stages(by_size, stages, lambda samples: amounts_and_budgets(samples)[0], key))
         samples, starts = np.concatenate(parts), np.cumsum([0, *map(len, parts)])
         head = SliceOrder(len(samples), lambda start, stop: samples[start:stop])
 
@@ -244,10 +242,7 @@ def random_packing(density: Density) -> Callable[[NDArray[Any], Limits, Options,
     """Return how batches of nearly equal sum and count are packed at random."""
 
     def packer(largest: NDArray[Any], limits: Limits, _options: Options, key: int | None) -> Packer:
-        columns, budgets = largest.astype(np.int64), np.array(limits.budgets, np.int64)
-        if limits.most_items < len(largest):  # one more column in which every sample counts as one
-            columns = np.concatenate([columns, np.ones((len(columns), 1), np.int64)], axis=1)
-            budgets = np.append(budgets, limits.most_items)
+        columns, budgets = limits.with_counts(largest.astype(np.int64), len(largest))
         return RandomPacking(columns, budgets, density, key)
 
     return packer

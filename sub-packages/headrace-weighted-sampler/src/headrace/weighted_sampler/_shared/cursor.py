@@ -1,14 +1,10 @@
 """The place of an iterable in its epochs, and the one rule of ``set_epoch`` and ``load_state_dict``."""
 
 import sys
-import warnings
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
-# Modules between a sampler and a loop.
-_THROUGH = ("headrace.size_aware_batching.", "headrace.webdatamodule._shared.")
-_LOADERS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
-_TRAINERS = ("headrace.", "torchdata.", "accelerate.", "transformers.", "lightning.")
+from .warnings import is_behind_loader, module_of, warn
 
 
 class EpochCursor:
@@ -39,7 +35,7 @@ class EpochCursor:
     def __init__(self) -> None:
         self.epoch = self.start = self.position = 0
         self._chosen = False  # by set_epoch, and not iterated since
-        self._whole = 0  # times that a DataLoader got the epoch whole since it was chosen
+        self._complete = 0  # times that a DataLoader got all of the epoch since it was chosen
         self.iteration: Any = None  # only this one moves the position
         self._left: tuple[object, int, str] | None = None  # an iteration, its epoch, and the call that left it behind
         self._continues = False  # whether the latest iteration began at a loaded position, in an epoch nobody chose
@@ -54,7 +50,7 @@ class EpochCursor:
         if changed:
             self.go_to(epoch, 0)
             self._left = left
-        self._chosen, self._whole = True, 0
+        self._chosen, self._complete = True, 0
         return changed
 
     def overrules(self, epoch: int) -> bool:
@@ -73,7 +69,7 @@ class EpochCursor:
     def go_to(self, epoch: int, position: int) -> None:
         """Let the next iteration begin at a place; the latest one moves the position no more."""
         self.epoch, self.start, self.position, self.iteration = epoch, position, position, None
-        self._whole, self._left = 0, None
+        self._complete, self._left = 0, None
 
     def begin(self, iteration: object = None) -> object:
         """Begin an iteration at ``start``, which becomes ``position``; return what stands for it, if not given."""
@@ -98,39 +94,36 @@ class EpochCursor:
     ) -> None:
         """Note that an iteration came to its end; warn where it was not the one that was meant.
 
-        Where a `DataLoader` got the epoch whole once more, if the epochs of the sampler differ; and where it got
+        Where a `DataLoader` got all of the epoch once more, if the epochs of the sampler differ; and where it got
         ``nothing``, as the loaded position was the end of its epoch. Loaders and trainers that choose epochs are never
         warned.
         """
-        if iteration is not self.iteration or not (level := level_behind_loader(sampler)):
+        if iteration is not self.iteration or not is_behind_loader(sampler):
             return
         name = type(sampler).__name__
         if nothing and self._continues:
-            warnings.warn(
+            warn(
                 f"epoch {self.epoch} of the {name} was over where its state was saved, so this iteration is empty: "
                 f"call its set_epoch({self.epoch + 1}) before the loader is iterated. {_IN_LIGHTNING}",
-                UserWarning,
-                stacklevel=level_of_loop(sampler),
+                sampler,
             )
         elif start == 0 and differs:
-            self._whole += 1
-            if self._whole == 2:
-                warnings.warn(
+            self._complete += 1
+            if self._complete == 2:
+                warn(
                     f"epoch {self.epoch} of the {name} came a second time, in the same order: call its "
                     "set_epoch(epoch) before each epoch. Where every epoch is to be the same, as in evaluation, give "
                     f"shuffle=False, if it has that argument, or call set_epoch({self.epoch}) each time",
-                    UserWarning,
-                    stacklevel=level,
+                    sampler,
                 )
 
     def _warn_of_left(self, sampler: object, epoch: int, call: str) -> None:
         self._left = None  # one warning is enough
-        warnings.warn(
+        warn(
             f"an iteration of epoch {epoch} of the {type(sampler).__name__} continues after {call}: its batches are "
             f"those of epoch {epoch}, and no state counts them. Call set_epoch and load_state_dict before the loader "
             f"is iterated. {_IN_LIGHTNING}",
-            UserWarning,
-            stacklevel=level_of_loop(sampler),
+            sampler,
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -143,40 +136,11 @@ _IN_LIGHTNING = (
 )
 
 
-def level_behind_loader(sampler: object) -> int:
-    """Return the stack level, for a warning of the caller's, of the loop whose `DataLoader` reads a sampler; 0 without.
-
-    Batches by size may lie between, as they let the order of an inner sampler through.
-    """
-    level, frame = 2, cast("FrameType | None", sys._getframe(2))  # the sampler's
-    while frame is not None and (frame.f_locals.get("self") is sampler or _module(frame).startswith(_THROUGH)):
-        level, frame = level + 1, frame.f_back
-    found = False
-    while frame is not None and _module(frame).startswith(_LOADERS):
-        found = found or _module(frame).endswith("dataloader")
-        level, frame = level + 1, frame.f_back
-    return level if found else 0
-
-
-def level_of_loop(sampler: object) -> int:
-    """Return the stack level, for a warning of the caller's, of the code that uses a sampler, loaders and trainers."""
-    level, frame = 2, cast("FrameType | None", sys._getframe(2))
-    while frame is not None and (
-        frame.f_locals.get("self") is sampler or _module(frame).startswith((*_LOADERS, *_TRAINERS))
-    ):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 def _begins_anew() -> bool:
     """Return whether torchdata's ``SamplerWrapper`` sets the epoch, and has made an iterator before."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _module(frame).startswith("headrace."):
+    while frame is not None and module_of(frame).startswith("headrace."):
         frame = frame.f_back
-    if frame is None or _module(frame) != "torchdata.nodes.adapters":
+    if frame is None or module_of(frame) != "torchdata.nodes.adapters":
         return False
     return getattr(frame.f_locals.get("self"), "_it", None) is not None
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
