@@ -554,7 +554,7 @@ def test_any_way_to_write_the_same_schedule_is_the_same() -> None:
     same = [7000, 7000.0, np.int64(7000), [(0, 7000)], ((0, 7000.0),), [[0, np.float32(7000)]]]
     assert len({made(tokens_per_step=value).fingerprint for value in same}) == 1
     assert made(tokens_per_step=7001).fingerprint != made(tokens_per_step=7000).fingerprint
-    assert TokenSchedule.of([(0, 5), (7, 9)]).value == ((0, 5), (7, 9))
+    assert TokenSchedule.from_argument([(0, 5), (7, 9)]).value == ((0, 5), (7, 9))
 
 
 def test_batches_are_found_by_their_number() -> None:

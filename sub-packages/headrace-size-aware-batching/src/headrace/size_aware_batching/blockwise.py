@@ -136,7 +136,7 @@ class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
         balanced_ranks: int | None = None,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        options = SamplerOptions.of(locals())
+        options = SamplerOptions.from_arguments(locals())
         one_of("oversize", oversize, STREAM_OVERSIZE)
         seed, block = checked_seed(seed), checked_int("block", block, 1)
         sizes_of, shard_lengths = _shards(sizes, lengths)

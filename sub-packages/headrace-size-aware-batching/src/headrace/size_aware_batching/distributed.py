@@ -48,8 +48,8 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
     sample. `PackedCollate` counts positions from there.
 
     Args:
-        sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]`` (or ``[n, k]`` with
-            k budgets, the nodes and edges of graphs for example), or a dataset with ``sizes`` or ``num_tokens(index)``.
+        sizes: Size of each sample in any unit: array, tensor, sequence or mapping of shape ``[n]``, or a dataset with
+            ``sizes`` or ``num_tokens(index)``. With k budgets, such as nodes and edges of graphs, of shape ``[n, k]``.
             Writable arrays are copied, so later changes to them have no effect. Read-only arrays, such as memory maps
             with ``mmap_mode="r"``, are not copied.
         max_total_size: Budget of a batch, in the unit of the cost; for sizes of shape ``[n, k]`` a sequence of k.
@@ -69,23 +69,23 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
             ``"sequential"`` keeps the order of the samples.
         seed: Key of all randomness, 0 to 2**64 - 1.
         max_items: Largest number of samples in a batch.
-        batch_size_multiple: The number of samples in a batch is a multiple of this, unless it is smaller
-            (``"bucketed"`` and ``"sequential"``; except the last batch of a window).
+        batch_size_multiple: The number of samples in a batch is a multiple of this, unless it is smaller. The last
+            batch of a window is an exception. For ``"bucketed"`` and ``"sequential"``.
         length_multiple: The length of a batch is rounded up to a multiple of this; not with ``cost="sum"``.
         shapes: Largest number of distinct (count, length) shapes that batches are padded to, the same in all epochs and
             on all ranks, for ``torch.compile`` and CUDA graphs. They are chosen for the least padding; pass the
             attribute `shapes` to `PaddedCollate`, which pads to them. Or the shapes themselves: a sequence of (count,
             length), such as the result of `fit_shapes`. Only for padded ``"bucketed"`` batches and whole sizes of shape
             ``[n]``, and not with ``oversize="own_batch"``. None: no limit.
-        oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor (the
-            default here), ``"skip"`` the sample, give it its ``"own_batch"``, over the budget (samples of size 0 may
-            share it), or ``"split"`` it into pieces, nothing lost (whole sizes of shape ``[n]``; its ``work`` is split
-            by size; of a ``sampler`` the whole epoch is read). These samples are in ``oversize_indices`` and in the
-            report.
+        oversize: Policy for a sample that exceeds a budget by itself: ``"raise"`` an error in the constructor, the
+            default here; ``"skip"`` the sample; give it its ``"own_batch"``, over the budget, which samples of size 0
+            may share; or ``"split"`` it into pieces, so that nothing is lost. Splitting needs whole sizes of shape
+            ``[n]``, splits the ``work`` by size, and reads the whole epoch of a ``sampler``. Samples over a budget are
+            in ``oversize_indices`` and in the report.
         tail: Policy if the world size does not divide the number of batches: ``"split"`` the last batches into smaller
-            ones of similar work (halves for ``"sequential"``, ``batch_size_multiple``, padded columns, padded
-            ``work``), ``"pad"`` by repeating batches, or ``"drop"`` the rest. If there are too few samples to split,
-            some are repeated; a warning names them.
+            ones of similar work, ``"pad"`` by repeating batches, or ``"drop"`` the rest. If there are too few samples
+            to split, some are repeated; a warning names them. Splitting makes halves with ``"sequential"``, with
+            ``batch_size_multiple``, and for padded batches with several columns or ``work``.
         num_replicas: Number of data-parallel ranks. By default that of ``torch.distributed``, read when an epoch begins
             or ``len()`` is called, so the sampler can be constructed before the process group.
         rank: Rank of this process; by default likewise. ``"all"``: the batches of all ranks, step by step, for code
@@ -161,7 +161,7 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
         work: Any = None,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        options = SamplerOptions.of(locals())
+        options = SamplerOptions.from_arguments(locals())
         super().__init__(options, sizes, work, sampler, seed, plan_cache, num_replicas, rank, mesh)
 
     @property

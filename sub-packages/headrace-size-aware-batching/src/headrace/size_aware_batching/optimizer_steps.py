@@ -108,8 +108,8 @@ class OptimizerStepBatchSampler(PlannedSampler):
         work: Any = None,
     ) -> None:
         one_of("tail", tail, ("split", "drop"))
-        tokens_per_step = TokenSchedule.of(tokens_per_step).value
-        options = SamplerOptions.of(locals())
+        tokens_per_step = TokenSchedule.from_argument(tokens_per_step).value
+        options = SamplerOptions.from_arguments(locals())
         super().__init__(options, sizes, work, sampler, seed, None, num_replicas, rank, mesh)
         self._steps_asked = accumulate is not None  # whether a loop may know which batches belong to a step
 
@@ -182,7 +182,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
 
     def tokens_at(self, step: int) -> float:
         """Return the tokens of an optimizer step, for learning rates; steps are numbered over all epochs."""
-        return TokenSchedule.of(self.tokens_per_step).at(checked_int("step", step))
+        return TokenSchedule.from_argument(self.tokens_per_step).at(checked_int("step", step))
 
     def num_optimizer_steps(self, epoch: int | None = None) -> int:
         """Return the number of optimizer steps of a whole epoch, by default the current one, at any world size.
@@ -210,7 +210,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
 
     @never_raises
     def __repr__(self) -> str:
-        stages = " then ".join(f"{tokens:,}" for _, tokens in TokenSchedule.of(self.tokens_per_step).stages)
+        stages = " then ".join(f"{tokens:,}" for _, tokens in TokenSchedule.from_argument(self.tokens_per_step).stages)
         steps = [f"{stages} tokens an optimizer step"]
         if (n_optimizer_steps := self._planner.known_optimizer_steps(self.epoch)) is not None:
             steps.append(counted(n_optimizer_steps, "optimizer step"))

@@ -137,4 +137,4 @@ class BatchPlan:
             without_shapes: Plan of the same samples with as many shapes as come, for ``shapes_cost``.
         """
         replicas = whole_number("num_replicas", num_replicas) or self.num_replicas
-        return PlanReport.of(self, replicas, other, without_shapes)
+        return PlanReport.from_plan(self, replicas, other, without_shapes)

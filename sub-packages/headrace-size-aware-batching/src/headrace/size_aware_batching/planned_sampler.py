@@ -66,7 +66,10 @@ class PlannedSampler(SizeAwareSampler):
         samples = Samples.read(sizes, options, work, cache)
         user_sampler = NoUserSampler() if sampler is None else UserSampler(sampler, len(samples))
         super().__init__(
-            SizeAwarePlanner.of(type(self).__name__, samples, options, user_sampler, seed), num_replicas, rank, mesh
+            SizeAwarePlanner.from_samples(type(self).__name__, samples, options, user_sampler, seed),
+            num_replicas,
+            rank,
+            mesh,
         )
         self._correlation_named = False  # one warning is enough
         self.draws: list[int] | None = None

@@ -48,7 +48,7 @@ class OptimizerStepsReport:
     micro_batches_max: int
 
     @classmethod
-    def of(cls, plan: BatchPlan) -> OptimizerStepsReport | None:
+    def from_plan(cls, plan: BatchPlan) -> OptimizerStepsReport | None:
         """Return the figures of a plan; None without optimizer steps."""
         if plan.steps is None or not len(plan):
             return None
@@ -180,7 +180,7 @@ class PlanReport:
     balanced_ranks: int | None = None
 
     @classmethod
-    def of(
+    def from_plan(
         cls,
         plan: BatchPlan,
         num_replicas: int,
@@ -226,7 +226,7 @@ class PlanReport:
             co_occurrence=math.nan if other is None else co_occurrence(plan, other),
             shapes=len(np.unique(shapes, axis=0)),
             shapes_cost=padded / unlimited if unlimited else 1.0,
-            optimizer_steps=OptimizerStepsReport.of(plan),
+            optimizer_steps=OptimizerStepsReport.from_plan(plan),
             curriculum=plan.curriculum,
             autocorrelation=likeness_of_steps(plan, num_replicas, column_of_sizes),
             balanced_ranks=plan.balanced_ranks,
@@ -279,7 +279,7 @@ def padded_shapes(plan: BatchPlan) -> NDArray[np.float64]:
     counts = np.diff(plan.offsets)
     longest = round_up(reduced(np.maximum, samples_of_plan(plan), plan.offsets), plan.length_multiple)
     if plan.shapes:
-        shapes = Shapes.of(plan.shapes)
+        shapes = Shapes.from_pairs(plan.shapes)
         places = shapes.places(longest[:, 0])
         counts, longest = shapes.counts[places], shapes.lengths[places][:, None]
     return np.concatenate([counts[:, None], longest], axis=1).astype(np.float64)
@@ -312,7 +312,7 @@ def batch_work(plan: BatchPlan) -> NDArray[np.float64]:
     cost = as_cost(plan.cost, plan.length_multiple)
     table, entries = planned_sizes(plan)
     sizes, limits, _ = cost.prepare(table, [*plan.budget], plan.max_items)
-    sizes = Shapes.of(plan.shapes).lengthened(sizes) if plan.shapes else sizes
+    sizes = Shapes.from_pairs(plan.shapes).lengthened(sizes) if plan.shapes else sizes
     work, places = cost.work(sizes[entries], limits), np.arange(len(plan.indices))
     each: NDArray[np.float64] = work(places[None], plan.offsets)[0]
     return each

@@ -82,7 +82,7 @@ class EpochPlan(Protocol):
         """Return the number of steps from a place on, or ``most`` if there are more."""
 
     def seek(self, place: Place, world: int, steps: int, /) -> tuple[int, Place]:
-        """Return a step and its place: the last one, up to ``steps`` steps after a place, that is found directly."""
+        """Return a step and its place: the latest, at most ``steps`` after a place, that is found directly."""
 
     def place(self, position: int, began: Place, world: int, /) -> Place:
         """Return the place of a position, for an iteration that began at ``began`` with so many ranks."""

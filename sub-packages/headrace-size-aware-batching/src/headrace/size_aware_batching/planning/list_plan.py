@@ -91,10 +91,10 @@ class ListPlan:
         return min(most, n_steps(self.batch_list.count(self._inside(place.position)), world, self.tail))
 
     def seek(self, place: Place, world: int, steps: int) -> tuple[int, Place]:
-        """Return the last step, up to ``steps`` steps after a place, that is known without planning; and its place.
+        """Return a step and its place: the latest, at most ``steps`` after a place, that is found without planning.
 
-        The steps before it hold whole batches of the list. Near the end of an epoch, where batches are split, it is
-        an earlier one.
+        All steps before it consist of complete batches of the list. Near the end of an epoch batches are split, so
+        there the step is an earlier one.
         """
         batches, position = self.batch_list, self._inside(place.position)
         left = batches.count(position)

@@ -124,7 +124,7 @@ class Column:
     budget: int
 
     @classmethod
-    def of(cls, sizes: Ints, work: Ints, budget: int) -> Column:
+    def from_sizes(cls, sizes: Ints, work: Ints, budget: int) -> Column:
         """Sort a column; where a size is 0, give each sample a share of a finer unit, which changes nothing."""
         budget = min(budget, max(1, int(sizes.sum())))
         if not len(sizes) or sizes.min() == 0:
@@ -157,7 +157,7 @@ def row_targets(samples: Samples, n_rows: int, n_ranks: int) -> tuple[Ints, int]
     up = np.full(n_batches, total, np.int64)
     filled = np.full(n_rows + 1, total, np.int64)
     for sizes, budget in zip(samples.sizes.T, samples.budgets.tolist(), strict=True):
-        column = Column.of(sizes, samples.work, budget)
+        column = Column.from_sizes(sizes, samples.work, budget)
         low, (highest, together) = np.maximum(low, at_least(column, n_batches)), at_most(column, n_batches)
         up = np.minimum(up, highest)
         filled = np.minimum(filled, together[::n_ranks])

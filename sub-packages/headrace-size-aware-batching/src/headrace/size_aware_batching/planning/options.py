@@ -192,11 +192,11 @@ class SamplerOptions(Options):
         one_of("tail", self.tail, TAILS)
         object.__setattr__(self, "accumulate", whole_number("accumulate", self.accumulate))
         if self.tokens_per_step is not None:
-            object.__setattr__(self, "tokens_per_step", TokenSchedule.of(self.tokens_per_step).value)
+            object.__setattr__(self, "tokens_per_step", TokenSchedule.from_argument(self.tokens_per_step).value)
         object.__setattr__(self, "max_total_size", plain_budget(self.max_total_size))
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> SamplerOptions:
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> SamplerOptions:
         """Return the options among the arguments of a sampler."""
         options = {name: arguments[name] for name in (*CHANGEABLE, "accumulate") if name in arguments}
         options["strategy"], options["cost"] = implied(options.get("strategy"), options["cost"])
@@ -205,7 +205,7 @@ class SamplerOptions(Options):
     @cached_property
     def schedule(self) -> TokenSchedule | None:
         """Tokens of each optimizer step."""
-        return None if self.tokens_per_step is None else TokenSchedule.of(self.tokens_per_step)
+        return None if self.tokens_per_step is None else TokenSchedule.from_argument(self.tokens_per_step)
 
     def recorded(self, max_length: Any) -> dict[str, Any]:
         """Return the arguments that may change, in JSON; a function is recorded as such."""

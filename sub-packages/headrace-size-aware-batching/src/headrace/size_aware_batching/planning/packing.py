@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching.planning.redeal import even_out
-from headrace.size_aware_batching.planning.repair import repair
+from headrace.size_aware_batching.planning.repair import even_out, repair
 from headrace.size_aware_batching.planning.shuffles import shuffle_blocks
 
 ROUNDS = 2048  # of greedy balancing, about: larger inputs place most samples several at a time

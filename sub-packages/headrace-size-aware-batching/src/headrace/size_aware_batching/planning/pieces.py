@@ -87,7 +87,7 @@ class Pieces:
         found: NDArray[np.int64] = self.ends[samples] - np.append(0, self.ends)[samples]
         return found
 
-    def of(self, samples: NDArray[Any]) -> NDArray[Any]:
+    def of_samples(self, samples: NDArray[Any]) -> NDArray[Any]:
         """Return the pieces of some samples, one sample after another."""
         begins, counts = np.append(0, self.ends)[samples], self.counts(samples)
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

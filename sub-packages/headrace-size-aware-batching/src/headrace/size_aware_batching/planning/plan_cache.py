@@ -53,10 +53,10 @@ class SizeRuns:
     ndim = 1
 
     @classmethod
-    def of(cls, descending: NDArray[Any]) -> SizeRuns:
+    def from_descending(cls, descending: NDArray[Any]) -> SizeRuns:
         """Find the runs.
 
-        >>> runs = SizeRuns.of(np.array([9, 7, 7, 3]))
+        >>> runs = SizeRuns.from_descending(np.array([9, 7, 7, 3]))
         >>> runs.values.tolist(), runs.begins.tolist(), runs[np.array([[2, 3]])].tolist()
         ([9, 7, 3], [0, 1, 3], [[7, 3]])
         """
@@ -256,7 +256,7 @@ def _read_header(file: IO[bytes], key: bytes, sized: PreparedSizes) -> SizeRuns:
 
 def _contents(key: bytes, order: NDArray[Any], descending: NDArray[Any]) -> Iterator[Any]:
     """Yield the bytes of a file."""
-    runs = SizeRuns.of(descending)
+    runs = SizeRuns.from_descending(descending)
     table = runs.values.astype("<i8").tobytes() + runs.begins.astype("<i8").tobytes()
     fields = (MAGIC, PLAN_CACHE_VERSION, order.dtype.itemsize, key, len(order), len(runs.values), runs.total)
     head = HEADER.pack(*fields, bytes(16))[:-16]

@@ -79,7 +79,7 @@ class SizeAwarePlanner:
     version = VERSION
 
     @classmethod
-    def of(
+    def from_samples(
         cls,
         name: str,
         samples: Samples,
@@ -151,7 +151,7 @@ class SizeAwarePlanner:
         base = self
         if changed or n != len(self.samples):
             other = self.options.changed(changed) if changed else self.options
-            base = self.of(self.name, self.samples.first(n, other), other, self.user_sampler, self.seed)
+            base = self.from_samples(self.name, self.samples.first(n, other), other, self.user_sampler, self.seed)
         return replace(base, excluded=excluded, mixed=mixed, _others=self._others)
 
     @cached_property

@@ -1,6 +1,7 @@
 """Repair of a packing: samples change places between batches until none is over its budgets. Pure.
 
-Greedy balancing leaves some batches over a budget by a little and others below it by as much. One turn of `repair`::
+**Swaps.** Greedy balancing leaves some batches over a budget by a little and others below it by as much. One turn of
+`repair`::
 
     over the budget        with room              after the swap
     A [9 7 5] = 21         B [8 6 3] = 17         A [9 7 3] = 19    B [8 6 5] = 19      (budget 20)
@@ -23,6 +24,17 @@ turns               atoms       molecules       crystals
 The other constants matter less: with ``PATIENCE`` 2 or 12, ``PARTNERS`` 32, ``MEMBERS`` 32 or 128, ``FEW`` 8 or
 ``QUICK`` 8 all six numbers are the same. With ``PARTNERS`` 4 the packed ones of atoms and crystals are 3 more each,
 with ``FEW`` 64 or ``QUICK`` 0 that of crystals is 1 less.
+
+**Reassignment**, where few large samples fill a batch and swaps of two do not suffice. In each turn every batch gives
+away one of its samples and gets one back. Two sorts decide that for all batches at once, so that a few turns replace
+thousands of swaps.
+
+- `even_out`: the fuller a batch is without the sample that it gave, the smaller the one that it gets. Of all ways to
+  give the samples back this one leaves the batches most alike.
+- `rematch`: each batch gets a random one of those that it has room for, the fullest batch first. What fits there fits
+  all later ones, too, so that all samples are given back whatever is drawn.
+
+A batch of one sample gives nothing in every other turn, so that it may get a second one.
 """
 
 from collections.abc import Callable
@@ -44,10 +56,18 @@ PAIRS = 2**11  # pairs of a turn, at most, so that many givers have fewer takers
 MEMBERS = 64  # samples of a batch that are compared in a turn; others follow in turns without progress
 FEW = 16  # the same in the first turns, where nearly any swap helps
 QUICK = 4  # first turns
-MIXED = (
-    12  # rounds of random swaps. 0, 4, 12, 36: samples of crystals share a batch again 3.6, 1.9, 1.3, 1.3 times chance
-)
+# Rounds of random swaps. 0, 4, 12, 36: samples of crystals share a batch again 3.6, 1.9, 1.3, 1.3 times chance.
+MIXED = 12
+HALF = np.uint64(32)  # bits of a word
 CANDIDATES = 2**18  # swaps that are compared at once: their excess, in float32, takes 1 MB
+# Turns of random reassignment. 4, 8, 24: of 1,000 pairs that fill a batch 7, 6, 7 come again in the next epoch, of
+# lognormal sizes with two or three samples a batch 6, 3, 4.
+RANDOM_TURNS = 8
+
+Ints = NDArray[np.int64]
+# What is left in each batch, the sizes of the samples that they gave, and random numbers of 32 bits -> which of these
+# samples each batch gets.
+Reassign = Callable[[Ints, Ints, NDArray[np.uint64]], Ints]
 
 
 def repair(
@@ -234,3 +254,82 @@ def mix(
         room[pair[1][rows]] += moved
         batches[first], batches[second] = pair[1][rows], pair[0][rows]
         table[pair[0][rows], slots[a]], table[pair[1][rows], slots[b]] = second, first
+
+
+class Slots:
+    """Samples batch by batch; a batch of one sample has a second slot with none in it, which is number n of size 0."""
+
+    def __init__(self, sizes: Ints, batches: Ints, n_batches: int) -> None:
+        none, alone = len(sizes), np.flatnonzero(np.bincount(batches, minlength=n_batches) == 1)
+        batch_of = np.append(batches, alone)
+        order = by_batch(batch_of, n_batches)
+        self._sizes = np.append(sizes, 0)
+        self._batch = batch_of[order]
+        self._samples = np.append(np.arange(none), np.full(len(alone), none))[order]
+        self._counts = np.bincount(batch_of, minlength=n_batches)
+        self._begins = np.cumsum(self._counts) - self._counts
+        self.loads: Ints = np.add.reduceat(self._sizes[self._samples], self._begins)
+
+    def turn(self, key: int, number: int, reassign: Reassign) -> None:
+        """Let each batch give one sample, or none, and get one back."""
+        words = random_words(int(fold_in(key, number, 2)[0]), 2 * len(self._counts)) >> HALF
+        drawn, further = np.split(words, 2)
+        slots = self._begins + (drawn * self._counts.astype(np.uint64) >> HALF).astype(np.int64)
+        none = np.flatnonzero(self._samples == len(self._sizes) - 1)  # at most one a batch
+        if number % 2:
+            slots[self._batch[none]] = none
+        else:  # never: a batch that gives its only sample gets a sample back
+            others = self._batch[none[slots[self._batch[none]] == none]]
+            slots[others] = self._begins[others] + (slots[others] + 1 - self._begins[others]) % self._counts[others]
+        given = self._samples[slots]
+        rest = self.loads - self._sizes[given]
+        reassigned = given[reassign(rest, self._sizes[given], further)]
+        self._samples[slots] = reassigned
+        self.loads = rest + self._sizes[reassigned]
+
+    def write(self, batches: Ints) -> None:
+        """Write the batch of each sample."""
+        some = self._samples < len(batches)
+        batches[self._samples[some]] = self._batch[some]
+
+
+def even_out(sizes: Ints, budget: int, batches: Ints, n_batches: int, key: int) -> bool:
+    """Reassign samples, in place, until no batch exceeds the budget; return whether that was reached."""
+
+    def reassign(rest: Ints, sizes: Ints, _words: NDArray[np.uint64]) -> Ints:
+        reassigned = np.empty(n_batches, np.int64)
+        reassigned[np.argsort(rest, kind="stable")] = np.argsort(-sizes, kind="stable")
+        return reassigned
+
+    slots = Slots(sizes, batches, n_batches)
+    stale, least = 0, np.inf
+    for turn in range(TURNS):
+        over = float(np.maximum(slots.loads - budget, 0).sum())
+        if not over or stale > PATIENCE:
+            break
+        stale, least = (0, over) if over < 0.95 * least else (stale + 1, least)
+        slots.turn(key, turn, reassign)
+    slots.write(batches)
+    return bool((slots.loads <= budget).all())
+
+
+def rematch(sizes: Ints, budget: int, batches: Ints, n_batches: int, key: int) -> None:
+    """Reassign samples at random, in place; no batch exceeds the budget before or after."""
+
+    def reassign(rest: Ints, sizes: Ints, words: NDArray[np.uint64]) -> Ints:
+        fullest, smallest = np.argsort(-rest, kind="stable"), np.argsort(sizes, kind="stable")
+        fitting = np.searchsorted(sizes[smallest], budget - rest[fullest], side="right").tolist()
+        pool, reassigned, waiting = list[int](), list[int](), smallest.tolist()
+        for fits, word in zip(fitting, words.tolist(), strict=True):
+            pool += waiting[len(pool) + len(reassigned) : fits]
+            place = word * len(pool) >> 32
+            pool[place], pool[-1] = pool[-1], pool[place]
+            reassigned.append(pool.pop())
+        found = np.empty(n_batches, np.int64)
+        found[fullest] = reassigned
+        return found
+
+    slots = Slots(sizes, batches, n_batches)
+    for turn in range(RANDOM_TURNS):
+        slots.turn(key, TURNS + turn, reassign)
+    slots.write(batches)

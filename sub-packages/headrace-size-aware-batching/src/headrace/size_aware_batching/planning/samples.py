@@ -42,10 +42,10 @@ class Samples:
     def read(cls, sizes: Any, options: SamplerOptions, work: Any, cache: PlanCache | None) -> Samples:
         """Read the sizes that users give."""
         sizes = frozen_copy(read_sizes(sizes))
-        return cls.of(SizeFacts(sizes), options, None if work is None else work_vector(work, len(sizes)), cache)
+        return cls.from_facts(SizeFacts(sizes), options, None if work is None else work_vector(work, len(sizes)), cache)
 
     @classmethod
-    def of(
+    def from_facts(
         cls,
         facts: SizeFacts,
         options: SamplerOptions,
@@ -67,8 +67,10 @@ class Samples:
     def first(self, n: int, options: SamplerOptions) -> Samples:
         """Return the first n samples with other options."""
         if n == len(self):
-            return Samples.of(self.facts, options, self.work, self.cache)
-        return Samples.of(SizeFacts(self.sizes[:n]), options, None if self.work is None else self.work[:n], self.cache)
+            return Samples.from_facts(self.facts, options, self.work, self.cache)
+        return Samples.from_facts(
+            SizeFacts(self.sizes[:n]), options, None if self.work is None else self.work[:n], self.cache
+        )
 
     @property
     def to_plan(self) -> NDArray[Any]:
@@ -91,7 +93,7 @@ class Samples:
         """Return the same of what is planned: samples, or pieces."""
         if self.pieces is None:
             return self.kept(kept, excluded)
-        return without(None, len(self.pieces.samples), self.pieces.of(np.array(list(excluded), np.int64)))
+        return without(None, len(self.pieces.samples), self.pieces.of_samples(np.array(list(excluded), np.int64)))
 
 
 def frozen_copy(sizes: NDArray[Any]) -> NDArray[Any]:

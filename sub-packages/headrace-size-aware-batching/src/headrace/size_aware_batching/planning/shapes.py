@@ -28,7 +28,7 @@ class Shapes:
     lengths: NDArray[np.int64]
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[int, int]]) -> Shapes:
+    def from_pairs(cls, pairs: Iterable[tuple[int, int]]) -> Shapes:
         """Return shapes by their pairs of count and length."""
         counts, lengths = np.array([*pairs], np.int64).reshape(-1, 2).T
         return cls(counts, lengths)
@@ -50,7 +50,7 @@ class Shapes:
     def rows(self, sizes: NDArray[Any]) -> NDArray[np.int64]:
         """Return how many samples fit where each is the largest.
 
-        >>> Shapes.of([(8, 10), (4, 20)]).rows(np.array([3, 11, 20, 21])).tolist()
+        >>> Shapes.from_pairs([(8, 10), (4, 20)]).rows(np.array([3, 11, 20, 21])).tolist()
         [8, 4, 4, 0]
         """
         return np.append(self.counts, 0)[np.searchsorted(self.lengths, sizes)]
@@ -97,7 +97,7 @@ def given_shapes(
         limits: What a batch may hold.
         length_multiple: As for `choose_shapes`.
     """
-    shapes = Shapes.of(pairs)
+    shapes = Shapes.from_pairs(pairs)
     counts, lengths = shapes.counts, shapes.lengths
     if not len(sizes) and not len(pairs):
         return shapes

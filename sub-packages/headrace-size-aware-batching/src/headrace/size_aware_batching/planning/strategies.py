@@ -41,18 +41,18 @@ from headrace.size_aware_batching.planning.windows import (
 # Measured on 1,000,000 lognormal sizes (median 360, sigma 0.8, longest 2048), budget 16384, epoch 1 of 8 ranks; the
 # milliseconds are those to its first batch.
 # Batches of a window, about. 128, 256, 512, 2048: fill 0.9918, 0.9961, 0.9972, 0.9976 in 4, 11, 30, 36 ms.
-BATCHES = 512
+WINDOW_BATCHES = 512
 # Samples of a window of padded batches. 2**15, 2**17, 2**19: 30,411, 30,304, 30,296 batches in 14, 11, 62 ms.
-BUCKETED = 2**17
+BUCKETED_WINDOW = 2**17
 # Batches of a window in which samples do not change places. 8, 32, 128: fill 0.889, 0.969, 0.977, and two samples of a
 # batch share one again 4, 16, 78 times as often as by chance.
-SHORT = 32
+SHORT_WINDOW_BATCHES = 32
 # Samples of a window of packed batches, the shortest first. All, 2**17 alone, 2**19 alone: 29,493, 29,493, 29,492
 # batches, and two samples of a batch share one again 1.2, 2.5, 4.0 times as often as by chance.
 PACKED_WINDOWS = (2**15, 2**16, 2**17, 2**18, 2**19)
-PACKED_WINDOW = 2**17  # of several columns, and of an order that is given
+PACKED_WINDOW = 2**17  # samples: with several columns, and of a user's order
 PACKED_RAMP = 0.999  # fill that the samples of a packed window of a curriculum are drawn for
-# Wasted share that is small enough: fill is to be 0.9999. 0, 9.5e-5, 1e-3: 29,491, 29,493, 29,493 batches; two
+# Share of the budgets that may be wasted: fill is to be 0.9999. 0, 9.5e-5, 1e-3: 29,491, 29,493, 29,493 batches; two
 # samples of a batch share one again 3.6, 1.2, 1.2 times as often as by chance; the first takes twice as long to plan.
 PACKED_WASTE = 9.5e-5
 
@@ -180,7 +180,7 @@ def given_windows(options: Options, n_samples: int) -> int | None:
 
 def batches_of_window(columns: int) -> int:
     """Return how many batches make a window: more where strata of several columns are less alike."""
-    return BATCHES * (1, 2, 8)[min(columns, 3) - 1]
+    return WINDOW_BATCHES * (1, 2, 8)[min(columns, 3) - 1]
 
 
 def build_strata(
@@ -285,11 +285,11 @@ def bucketed_windows(sizes: NDArray[Any], limits: Limits) -> float:
     as by chance, times the batches of a window.
     """
     if limits.budgets:
-        return limits.volume(sizes) / SHORT
+        return limits.volume(sizes) / SHORT_WINDOW_BATCHES
     if sizes.ndim == 1 or sizes.shape[1] == 1:
-        return len(sizes) / BUCKETED
+        return len(sizes) / BUCKETED_WINDOW
     # Neighbours in several columns need more of them to be alike in all.
-    return limits.volume(sizes) / (8 * SHORT)
+    return limits.volume(sizes) / (8 * SHORT_WINDOW_BATCHES)
 
 
 def packed_windows(descending: NDArray[Any], limits: Limits) -> int:
@@ -322,5 +322,5 @@ STRATA_STRATEGIES: dict[str, StrataStrategy] = {
         random_packing(STRATIFIED), stratified_windows, stratified_order_window, STRATIFIED.full
     ),
     "packed": StrataStrategy(random_packing(PACKED), packed_windows, lambda _: PACKED_WINDOW, PACKED_RAMP),
-    "bucketed": StrataStrategy(sorted_packing, bucketed_windows, lambda _: BUCKETED, None),
+    "bucketed": StrataStrategy(sorted_packing, bucketed_windows, lambda _: BUCKETED_WINDOW, None),
 }

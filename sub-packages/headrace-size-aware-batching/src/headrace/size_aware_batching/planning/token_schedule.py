@@ -17,7 +17,7 @@ from headrace.size_aware_batching._validation import UNLIMITED, Number, real_num
 class TokenSchedule:
     """Tokens of an optimizer step by its number, which counts over all epochs: ``((first step, tokens), ...)``.
 
-    >>> schedule = TokenSchedule.of([(0, 100), (3, 200)])
+    >>> schedule = TokenSchedule.from_argument([(0, 100), (3, 200)])
     >>> schedule.at(2), schedule.at(3), schedule.ends(1, total=450, longest=10).tolist()
     (100, 200, [100, 200, 400, 450])
     """
@@ -25,7 +25,7 @@ class TokenSchedule:
     stages: tuple[tuple[int, Number], ...]
 
     @classmethod
-    def of(cls, given: Any) -> TokenSchedule:
+    def from_argument(cls, given: Any) -> TokenSchedule:
         """Return the schedule that users give, as a number or a list of pairs."""
         if not isinstance(given, Sequence) or isinstance(given, str | bytes):
             return cls(((0, checked_tokens("tokens_per_step", given)),))

@@ -369,5 +369,5 @@ def planned_order(order: SliceOrder, kept: NDArray[Any] | None, pieces: Pieces |
         taken = taken[places]
     if pieces is not None:
         places = np.repeat(places, pieces.counts(taken))
-        taken = pieces.of(taken)
+        taken = pieces.of_samples(taken)
     return listed_order(taken, order, places)

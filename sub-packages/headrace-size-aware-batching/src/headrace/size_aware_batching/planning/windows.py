@@ -17,8 +17,7 @@ from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.limits import CountLimits
 from headrace.size_aware_batching.planning.packing import lower_bound, martello_toth, pack, pack_evenly
-from headrace.size_aware_batching.planning.redeal import rematch
-from headrace.size_aware_batching.planning.repair import by_batch, mix
+from headrace.size_aware_batching.planning.repair import by_batch, mix, rematch
 from headrace.size_aware_batching.planning.shuffles import shuffle_groups
 from headrace.size_aware_batching.planning.units import FINE
 

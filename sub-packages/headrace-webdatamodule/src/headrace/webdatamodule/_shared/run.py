@@ -518,7 +518,7 @@ class Run:
             self.record = self.record.begun(self.epoch, place.position, self._settings(world), place.plan_state)
             plan, start = self.current_plan(), place.position
             stop = passed = start
-            for end, end_of_samples in islice(_ends(plan, place, world, self.all_ranks), steps):
+            for end, end_of_samples in islice(_step_ends(plan, place, world, self.all_ranks), steps):
                 stop, passed = end, end_of_samples
             skipped = plan.delivered(start, passed)
         self.record = self.record.noted(self.epoch, start, {}, skip=stop - start)
@@ -561,7 +561,7 @@ class Run:
         for plan, epoch, place in self._coming_plans(world):
             position = plan.position_of_draw(draw - epoch * length)
             if position < plan.end:
-                for step, (_, end) in enumerate(_ends(plan, place, world, self.all_ranks)):
+                for step, (_, end) in enumerate(_step_ends(plan, place, world, self.all_ranks)):
                     if end > position:
                         return number + step
             left = plan.n_steps(place, world)
@@ -684,8 +684,11 @@ def _refuse_position(position: int, plan: EpochPlan) -> None:
         raise ValueError(f"position must be an int from 0 to {plan.end}, the samples of the epoch, got {position}")
 
 
-def _ends(plan: EpochPlan, place: Place, world: int, all_ranks: bool) -> Iterator[tuple[int, int]]:
-    """Yield the position after each step from a place on, and the same without what is dropped after the last one."""
+def _step_ends(plan: EpochPlan, place: Place, world: int, all_ranks: bool) -> Iterator[tuple[int, int]]:
+    """Yield two positions for each step from a place on: where the next step begins, and where its own samples end.
+
+    They differ after the last step, if samples are dropped: these count as delivered.
+    """
     passed = place.position
     for steps in plan.steps(place, world, all_ranks):
         ends = steps.ends[world - 1 :: world].tolist()

@@ -92,21 +92,22 @@ class Ranks:
             return self.num_replicas, self.rank
         if self.num_replicas == 1:
             return 1, 0
-        found = _process_group_or_environment()
-        if not self.given or (found is None and self.rank == 0):
-            return found or (1, 0)
-        given, missing = ("rank", "num_replicas") if self.num_replicas is None else ("num_replicas", "rank")
-        half = f"{given}={getattr(self, given)} was given without {missing}"
-        if found is None:
+        detected = _process_group_or_environment()
+        if not self.given or (detected is None and self.rank == 0):
+            return detected or (1, 0)
+        argument, missing = ("rank", "num_replicas") if self.num_replicas is None else ("num_replicas", "rank")
+        half = f"{argument}={getattr(self, argument)} was given without {missing}"
+        if detected is None:
             raise ValueError(
                 f"{half}, and neither a process group nor RANK and WORLD_SIZE of the environment tell it: give "
                 f"{missing} as well, or call torch.distributed.init_process_group first"
             )
-        if found != (found[0] if self.num_replicas is None else self.num_replicas, found[1]):
-            raise ValueError(f"{half}, but there are {found[0]} ranks: give {missing} as well, or mesh in their place")
-        if self.rank not in (None, found[1]):
-            raise ValueError(f"{half}, but this is rank {found[1]} of {found[0]}: give {missing} as well, or neither")
-        return found
+        world, rank = detected
+        if self.num_replicas not in (None, world):
+            raise ValueError(f"{half}, but there are {world} ranks: give {missing} as well, or mesh in their place")
+        if self.rank not in (None, rank):
+            raise ValueError(f"{half}, but this is rank {rank} of {world}: give {missing} as well, or neither")
+        return detected
 
 
 def process_group() -> tuple[int, int] | None:
