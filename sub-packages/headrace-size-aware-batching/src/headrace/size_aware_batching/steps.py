@@ -26,12 +26,12 @@ from headrace.size_aware_batching.planning.micro_batches import (
     Meet,
     NoPlanError,
     Samples,
+    assign_ranks,
     largest_first,
     least_value,
     lockstep,
     plan_sums,
     rank_bound,
-    seat,
     whole_work,
     work_exponent,
 )
@@ -506,7 +506,7 @@ class _Step:
         bound = rank_bound(samples, count, n_ranks)
         if meet == "micro_batch":
             bound = max(bound, lockstep(works, n_ranks))  # there is no better order
-        return Assignment(*seat(works, n_ranks), count, count, bound), again
+        return Assignment(*assign_ranks(works, n_ranks), count, count, bound), again
 
     def plan(self, found: Assignment, again: NDArray[np.int64], n_ranks: int, meet: Meet) -> StepPlan:
         """Return the plan of an assignment; ``again`` are the samples that come once more."""

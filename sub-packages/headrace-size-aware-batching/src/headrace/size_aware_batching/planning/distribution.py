@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching.planning.costs import reduced
-from headrace.size_aware_batching.planning.curriculum import Competence, turns
+from headrace.size_aware_batching.planning.curriculum import Competence, draw_order
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, last_steps
 from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.shuffles import random_words
@@ -51,7 +51,7 @@ def shuffle_sorted_chunks(
     if competence is None:
         turn = np.argsort(np.argsort(words, kind="stable"))
     else:
-        turn = turns(words, competence(before + head + np.arange(chunks) * length))
+        turn = draw_order(words, competence(before + head + np.arange(chunks) * length))
     begins = head + turn * length
     inside = np.arange(length)
     # Half of the chunks descend instead of ascending: no rank gets the lighter batches of every step.

@@ -2,14 +2,14 @@
 
 Everything that is compared is an integer, so that ranks on different processors plan alike.
 
-1. `fewest`        a lower bound on the micro-batches gives K.
-2. `row_targets`   the highest work of each micro-step, from a linear program with K unknowns. Its optimum is a lower
-                   bound, and its solution is what the next step aims at: nearly the whole quality is here.
-3. `deal`          samples, largest first, to the micro-batch that lacks most of its target and has room.
-4. `repair`        only if that left some over a budget: the swaps of the epoch's planner; then its packing; then
-                   first fit; then the next K.
-5. `polish`        swaps and exchanges of two samples for two between pairs of micro-batches, while that pays.
-6. `seat`          the micro-batches of a micro-step onto ranks, so that their totals are even, too.
+1. `fewest`           a lower bound on the micro-batches gives K.
+2. `row_targets`      the highest work of each micro-step, from a linear program with K unknowns. Its optimum is a lower
+                      bound, and its solution is what the next step aims at: nearly the whole quality is here.
+3. `fill_to_targets`  samples, largest first, to the micro-batch that lacks most of its target and has room.
+4. `repair`           only if that left some over a budget: the swaps of the epoch's planner; then its packing; then
+                      first fit; then the next K.
+5. `polish`           swaps and exchanges of two samples for two between pairs of micro-batches, while that pays.
+6. `assign_ranks`     the micro-batches of a micro-step onto ranks, so that their totals are even, too.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def least_value(samples: Samples, n_rows: int, n_ranks: int, meet: Meet, of_rows
 # From targets to micro-batches.
 
 
-def deal(samples: Samples, gaps: list[int]) -> Ints:
+def fill_to_targets(samples: Samples, gaps: list[int]) -> Ints:
     """Give samples, one by one, to the micro-batch that lacks most of its target and has room; some may be over.
 
     As many samples as there are empty micro-batches are kept for these.
@@ -575,7 +575,7 @@ def toward(held: MicroBatches, goals: Ints) -> None:
             break
 
 
-def seat(work: Ints, n_ranks: int) -> tuple[Ints, Ints]:
+def assign_ranks(work: Ints, n_ranks: int) -> tuple[Ints, Ints]:
     """Return rank and micro-batch of each: neighbours by work in a micro-step, its heaviest to the rank with least.
 
     The widest micro-steps come first. This changes nothing for the sum of the largest, and evens out the totals.
@@ -728,7 +728,7 @@ class NoPlanError(ValueError):
 def packed(samples: Samples, n_batches: int, gaps: Ints | None) -> MicroBatches | None:
     """Return samples in so many micro-batches that keep the budgets, near to their targets if possible, or None."""
     if gaps is not None:
-        batches = deal(samples, gaps.tolist())
+        batches = fill_to_targets(samples, gaps.tolist())
         if repair(samples.sizes, samples.budgets, batches, n_batches, 0):
             held = MicroBatches(samples, n_batches, batches)
             if held.fits():
@@ -852,12 +852,12 @@ def balanced(held: MicroBatches, n_ranks: int, few: int, aims: tuple[Ints, int],
     """Return the assignment of samples that fit, their work balanced; ``aims`` are those of `row_targets`."""
     samples, count = held.samples, held.n_batches // n_ranks
     targets, bound = aims[0], least_value(samples, count, n_ranks, meet, aims[1])
-    seats = seat(held.work, n_ranks)
+    seats = assign_ranks(held.work, n_ranks)
     if samples.parts is None and near(objective(held.work, seats, n_ranks, meet), bound):
         return assigned(held, seats, count, few, bound)
     if meet == "micro_batch":
         held = polish(held, n_ranks, targets, bound)
-        seats = seat(held.work, n_ranks)
+        seats = assign_ranks(held.work, n_ranks)
     else:
         held = level(held, seats, n_ranks, bound)
     if samples.parts is not None:
@@ -869,7 +869,7 @@ def balanced(held: MicroBatches, n_ranks: int, few: int, aims: tuple[Ints, int],
         other = held.moved(batches)
         places = np.divmod(np.arange(other.n_batches), count)
         if meet == "micro_batch":
-            places = seat(other.work, n_ranks)
+            places = assign_ranks(other.work, n_ranks)
         if objective(other.work, places, n_ranks, meet) < value:
             held, seats = other, places
     return assigned(held, seats, count, few, bound)

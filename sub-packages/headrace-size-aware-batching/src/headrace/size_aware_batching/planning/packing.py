@@ -97,7 +97,7 @@ def greedy_balance(sizes: NDArray[np.int64], n_batches: int, key: int, block: in
     shuffled = shuffle_blocks(key, length, block)
     level = levels(sizes)[shuffled]
     at_once = max(1, n_batches // 4)
-    begins = handfuls(level, at_once, block)
+    begins = item_starts(level, at_once, block)
     item = np.add.reduceat(level, begins) if len(begins) < length else level
     bits = max(1, (n_batches - 1).bit_length())
     numbers, mask = np.arange(n_batches), (1 << bits) - 1
@@ -130,7 +130,7 @@ def opposed(part: NDArray[np.int64], load: NDArray[np.int64]) -> tuple[Any, NDAr
     return np.argsort(leaning[:, column], kind="stable"), np.argsort(-loaded, kind="stable")
 
 
-def handfuls(level: NDArray[np.int64], at_once: int, block: int) -> NDArray[np.int64]:
+def item_starts(level: NDArray[np.int64], at_once: int, block: int) -> NDArray[np.int64]:
     """Return where each item begins that goes to one batch: a sample, or a handful where there are very many."""
     length = len(level)
     handful = length // (at_once * ROUNDS)

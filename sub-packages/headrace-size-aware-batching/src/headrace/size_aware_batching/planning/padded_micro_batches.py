@@ -21,9 +21,9 @@ from headrace.size_aware_batching.planning.micro_batches import (
     Meet,
     NoPlanError,
     Samples,
+    assign_ranks,
     objective,
     rank_bound,
-    seat,
     whole_work,
 )
 
@@ -85,7 +85,7 @@ def plan_padded(samples: PaddedSamples, n_ranks: int, multiple: int, meet: Meet)
         if (rows := even_rows(whole_work(samples.own_work), most, count, n_ranks)) is not None:
             found.append(rows)
     works = whole_work(np.concatenate([batch_works(samples, batches, n_batches) for batches in found]))
-    seats = [seat(work, n_ranks) for work in works.reshape(-1, n_batches)]
+    seats = [assign_ranks(work, n_ranks) for work in works.reshape(-1, n_batches)]
     values = [
         objective(work, places, n_ranks, meet) for work, places in zip(works.reshape(-1, n_batches), seats, strict=True)
     ]

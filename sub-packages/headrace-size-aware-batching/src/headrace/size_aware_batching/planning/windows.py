@@ -98,7 +98,7 @@ class RandomPacking:
         self._one_sum = bool((self._sizes[:, 1:] == 1).all())  # alone, or beside a number of samples
         self._worst_case: NDArray[np.int64]
         self._spread: float
-        self._hard = False
+        self._needs_mixing = False
         self.n_batches = self._fewest(0 if key is None else key)
         self.last_shares = last_shares(self._worst_case)  # then it does in all epochs
 
@@ -110,7 +110,7 @@ class RandomPacking:
             drawn = batches.copy() if last else self._pack(self.n_batches, key, 4 ** max(0, attempt - 2))
             if drawn is None:
                 continue
-            if self._hard or last:
+            if self._needs_mixing or last:
                 self._mix(drawn, key)
             if last_shares(drawn) or not self.last_shares:
                 batches = drawn
@@ -125,7 +125,7 @@ class RandomPacking:
             mix(self._sizes, self._budgets, batches, self.n_batches, key)
 
     def _pack(self, n_batches: int, key: int, shorter: int = 1) -> NDArray[np.int64] | None:
-        if self._hard and self._one_sum:
+        if self._needs_mixing and self._one_sum:
             block = max(1, int(n_batches * NARROW) // shorter)
             found = pack_evenly(self._sizes, self._budgets, n_batches, key, block)
             if found is not None or self._sizes.shape[1] == 1:
@@ -154,7 +154,7 @@ class RandomPacking:
             self._spread = spread
             if self._fits(count, key):
                 return count
-        fitted, self._hard = False, True
+        fitted, self._needs_mixing = False, True
         if self._one_sum:
             bound, loose = martello_toth(self._sizes[:, 0], int(self._budgets[0])), self._density.loose
             # Dealt anew, as many may fit. Rounded down where rounding up would cost as much again.

@@ -6,7 +6,8 @@ from types import FrameType
 
 _LIBRARIES = ("headrace.", "torch.utils.data.", "torchdata.", "accelerate.", "transformers.", "lightning.")
 _LOADERS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
-_BETWEEN = ("headrace.size_aware_batching.", "headrace.webdatamodule._shared.")  # a sampler and its loader
+_SHARED = ("headrace.webdatamodule._shared.", "headrace.weighted_sampler._shared.")
+_BETWEEN = ("headrace.size_aware_batching.", *_SHARED)  # a sampler and its loader
 
 
 def warn(message: str, sampler: object = None) -> None:
