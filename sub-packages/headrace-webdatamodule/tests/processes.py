@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["distributed_tasks"])
+SERVER.set_forkserver_preload(["distributed_tasks", "map_training", "shard_server", "stream_training"])
 # The server does not take over this process's sys.path before Python 3.13.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 LIMIT = 120.0  # seconds, far below gloo's own half hour

@@ -264,7 +264,9 @@ def test_a_pickled_dataset_reads_the_same(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(
+    ("method", "workers"), [("fork", 2), ("forkserver", 1), pytest.param("spawn", 1, marks=pytest.mark.nightly)]
+)
 def test_workers_of_torch_read_batches(folder: Path, method: str, workers: int) -> None:
     dataset: Any = IndexedShards(folder, decode=None)
     everything = list(dataset)

@@ -1,7 +1,6 @@
 """`MapDataModule`: any map-style dataset under a real trainer, killed and resumed."""
 
 import json
-import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -16,7 +15,7 @@ import pytest
 import torch
 from indexed_runs import TRAIN, VAL, Model, Save, Stateful, fit, keys, trainer
 from map_training import EPOCHS, EVERY, N
-from processes import Meeting
+from processes import SERVER, Meeting
 from torch.utils.data import ConcatDataset, Dataset, RandomSampler, Subset, TensorDataset
 
 from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, Split
@@ -371,14 +370,11 @@ def test_evaluation_by_size_takes_the_samples_in_their_order() -> None:
         assert drawn != sorted(drawn)
 
 
-# Real processes. They are forked from a server that has imported torch and Lightning already.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["map_training"])
+# Real processes
 
 
 def run(folder: Path, world: int, name: str, *more: Any) -> list[int | None]:
     """Exit codes of the ranks; when one of them fails, the others are not waited for."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     meeting = Meeting(world) if world > 1 else None
     environment = meeting.environment if meeting else {}
     ranks: list[BaseProcess] = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
-from shard_server import COUNT, FAULTS, QUICK, Site, served_shared, written_once
+from shard_server import COUNT, FAULTS, QUICK, Site, numbers, served_shared, written_once
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, Remote, ResumableLoader
 
@@ -20,10 +20,6 @@ NO_RETRY = {"retry_config": {"max_retries": 0}}
 
 folder = pytest.fixture(scope="module")(written_once)
 site = pytest.fixture(served_shared)
-
-
-def numbers(samples: list[Any]) -> list[int]:
-    return [sample["json"][0] for sample in samples]
 
 
 def loader(dataset: Any, *, workers: int = 1, **options: Any) -> ResumableLoader:
@@ -39,7 +35,10 @@ def delivered(made: ResumableLoader) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "context"), [(1, None), (2, None), (1, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(1, None), (2, None), (1, "forkserver"), pytest.param(1, "spawn", marks=pytest.mark.nightly)],
+)
 def test_announced_batches_come_through_obstore(site: Site, workers: int, context: str | None) -> None:
     expected = delivered(loader(IndexedShards(site.folder), workers=0))
     made = loader(site.dataset(obstore={}), workers=workers, multiprocessing_context=context)

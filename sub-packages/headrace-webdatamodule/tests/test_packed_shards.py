@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import webdataset as wds
 from command_line import run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shard_server import QUICK, served
 from streams import quietly
@@ -96,7 +96,6 @@ def streamed(path: Path) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
 @given(SAMPLES, SIZES, st.data())
 def test_every_reader_finds_every_sample(samples: Samples, bytes_per_pack: int, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -138,7 +137,6 @@ def test_every_reader_finds_every_sample(samples: Samples, bytes_per_pack: int, 
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(SAMPLES, SIZES, st.integers(1, 60_000), st.booleans())
 def test_no_shard_is_larger_than_asked(samples: Samples, bytes_per_pack: int, most: int, stream: bool) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -149,7 +147,6 @@ def test_no_shard_is_larger_than_asked(samples: Samples, bytes_per_pack: int, mo
         assert list(IndexedShards(root, decode=None)) == folded(samples)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SAMPLES, SIZES)
 def test_samples_take_no_more_than_is_said_before(samples: Samples, bytes_per_pack: int) -> None:
     said, last = OVERHEAD, 0

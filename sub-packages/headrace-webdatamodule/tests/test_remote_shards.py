@@ -29,6 +29,7 @@ from shard_server import (
     WRONG,
     Handler,
     Site,
+    keep,
     served,
     served_own,
     served_shared,
@@ -511,13 +512,14 @@ def test_workers_on_s3(s3: dict[str, Any], bucket: str) -> None:
     assert list(loader) == [[[i] for i in batch] for batch in batches]
 
 
-def keep(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 @pytest.mark.parametrize(
     ("cache", "start"),
-    [("pieces", "fork"), ("cache", "fork"), pytest.param("cache", "spawn", marks=pytest.mark.slow)],
+    [
+        ("pieces", "fork"),
+        ("cache", "fork"),
+        pytest.param("cache", "forkserver", marks=pytest.mark.slow),
+        pytest.param("cache", "spawn", marks=pytest.mark.nightly),
+    ],
     indirect=["cache"],
 )
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

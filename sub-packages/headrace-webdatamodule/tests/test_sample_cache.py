@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,19 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
-from shard_server import COUNT, QUICK, Site, served, served_own, served_shared, until, write, written_once
+from shard_server import (
+    COUNT,
+    QUICK,
+    Site,
+    keep,
+    numbers,
+    served,
+    served_own,
+    served_shared,
+    until,
+    write,
+    written_once,
+)
 
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -40,21 +52,13 @@ site = pytest.fixture(served_shared)
 own_site = pytest.fixture(served_own)
 
 
-def numbers(samples: Iterable[Any]) -> list[int]:
-    return [sample["json"][0] for sample in samples]
-
-
-def whole(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 def remote(site: Site, cache: Path, **options: Any) -> Remote:
     return Remote(site.url, cache_dir=cache, retry=QUICK, cache_unit="sample", **options)
 
 
 def loader(dataset: Any, workers: int = 0, batch_size: int = 4, **options: Any) -> ResumableLoader:
     batches = DistributedBatchSampler(len(dataset), batch_size, num_replicas=1, rank=0)
-    return ResumableLoader(dataset, batches, num_workers=workers, **{"collate_fn": whole, **options})
+    return ResumableLoader(dataset, batches, num_workers=workers, **{"collate_fn": keep, **options})
 
 
 def nbytes(cache: Path) -> int:
@@ -91,7 +95,10 @@ def small_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, None), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(0, None), (2, None), (2, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.nightly)],
+)
 def test_what_fits_is_kept_and_only_the_rest_is_fetched(
     site: Site, tmp_path: Path, workers: int, context: str | None
 ) -> None:
@@ -594,7 +601,7 @@ def shares_fetched(site: Site, cache: Path, limit: int, epochs: int, workers: in
     dataset = IndexedShards(remote(site, cache, cache_bytes=limit), decode=None)
     near = IndexedShards(site.folder, decode=None)
     batches = DistributedBatchSampler(len(dataset), 4, num_replicas=4, rank=1)
-    made = ResumableLoader(dataset, batches, num_workers=workers, collate_fn=whole)
+    made = ResumableLoader(dataset, batches, num_workers=workers, collate_fn=keep)
     found, before = [], (0, 0)
     for epoch in range(epochs):
         made.set_epoch(epoch)
@@ -691,7 +698,7 @@ def test_batches_that_are_planned_elsewhere_have_next_uses(tmp_path: Path, monke
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         with served(tmp_path / "site") as site:
             far = IndexedShards(remote(site, tmp_path / f"cache{local}", cache_bytes=limit))
-            made = ResumableLoader(far, PlannedBatches(count), collate_fn=whole, check_ranks=False)
+            made = ResumableLoader(far, PlannedBatches(count), collate_fn=keep, check_ranks=False)
             for epoch in range(6):
                 made.set_epoch(epoch)
                 for batch in made:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_server import COUNT, QUICK, Site, served, served_own, write
+from shard_server import COUNT, QUICK, Site, numbers, served, served_own, write
 
 from headrace.webdatamodule import (
     DistributedBatchSampler,
@@ -24,10 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 site = pytest.fixture(served_own)
-
-
-def numbers(samples: list[Any]) -> list[int]:
-    return [sample["json"][0] for sample in samples]
 
 
 def loader(dataset: Any, **options: Any) -> ResumableLoader:
@@ -51,7 +47,10 @@ def room_for(site: Site, shards: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, None), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(0, None), (2, None), (2, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.nightly)],
+)
 def test_what_fits_is_kept_and_the_rest_is_read_by_ranges(
     site: Site, tmp_path: Path, workers: int, context: str | None
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
+from processes import SERVER
 from shard_server import Site, served
 
 from headrace.webdatamodule import (
@@ -62,9 +63,7 @@ class SpawnedStore(Store):
 
     def __init__(self, inner: Store) -> None:
         self.url, self.retries, self.inner = inner.url, inner.retries, inner
-        self._pool = ProcessPoolExecutor(
-            1, mp_context=multiprocessing.get_context("spawn"), initializer=keep, initargs=(inner,)
-        )
+        self._pool = ProcessPoolExecutor(1, mp_context=SERVER, initializer=keep, initargs=(inner,))
 
     def read(self, name: str, limit: int) -> bytes:
         got: bytes = self._pool.submit(ask, "read", name, limit).result()

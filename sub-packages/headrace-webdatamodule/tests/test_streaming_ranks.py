@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 import stream_training
-from processes import Meeting
+from processes import SERVER, Meeting
 from stream_training import EPOCHS, STEPS, N
 from streams import flat, loader, write
 
 from headrace.webdatamodule import index_shards
 
 pytestmark = pytest.mark.slow
-
-# The ranks are forked from a server that has imported torch and Lightning already, which saves seconds for each.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["stream_training"])
 
 
 def apart(errors: Path, *arguments: Any) -> None:
@@ -34,8 +30,6 @@ def apart(errors: Path, *arguments: Any) -> None:
 
 def run(folder: Path, name: str, *more: Any) -> tuple[list[int | None], list[str]]:
     """Exit codes and messages of two ranks; when one of them fails, the other is not waited for."""
-    # The server does not take over this process's sys.path before Python 3.13.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     meeting = Meeting(2)
     ranks: list[BaseProcess] = [
         SERVER.Process(target=apart, args=(folder / f"{rank}.err", rank, meeting.environment, folder, name, *more))

@@ -289,7 +289,7 @@ def test_shards_are_shared_whole_when_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_started_workers_know_their_rank(tmp_path: Path, context: str) -> None:
     """webdataset's own split asks in the worker, where a spawned process finds nothing."""
     write(tmp_path, [2] * 4)
