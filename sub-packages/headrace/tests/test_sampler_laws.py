@@ -195,6 +195,120 @@ def test_a_state_of_a_place_ahead_is_that_of_an_iteration_there(make: Maker, aga
         assert saved(planned) == saved(before)
 
 
+# An iteration that reads ahead
+
+
+def resumed_from(make: Maker, state: dict[str, Any], **options: Any) -> Any:
+    sampler = make(num_replicas=3, rank=1, **options)
+    sampler.load_state_dict(state)
+    return sampler
+
+
+@every(PLANNED | CURRICULUM | TOKENS | BLOCKS | COUNTED)
+def test_batches_that_are_read_ahead_count_when_they_are_delivered(make: Maker) -> None:
+    ahead, running = sampler_at(make, 1), sampler_at(make, 1)
+    for _ in range(2):  # the second time the epoch begins anew
+        before = list(ahead.begin())
+        assert ahead.position == 0
+        for batch, expected in zip(before[:4], running, strict=False):
+            ahead.delivered(batch)
+            assert batch.samples == expected
+            assert ahead.place == batch.place
+            assert saved(ahead) == saved(running)
+        assert ahead.remaining == len(before) - 4
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "exclude": lambda sampler: sampler.exclude([1, 44, 77, 105]),
+    "skip": lambda sampler: sampler.skip(2),
+    "reshard": lambda sampler: sampler.reshard(2, 1),
+    "reweight": lambda sampler: sampler.reweight({(0, 30): 1, (30, 70): 1, (70, 110): 1}),
+}
+CHANGED = [
+    pytest.param(make, change, id=f"{name}, {what}")
+    for name, make in CHANGING.items()
+    for what, change in CHANGES.items()
+    if what != "reweight" or "mixture" in name
+]
+
+
+@pytest.mark.parametrize(("make", "change"), CHANGED)
+def test_a_change_acts_at_the_place_that_was_delivered(make: Maker, change: Callable[[Any], Any]) -> None:
+    ahead, running = sampler_at(make, 1), sampler_at(make, 1)
+    before = list(ahead.begin())
+    batches = iter(running)
+    for batch in before[:3]:
+        assert next(batches) == batch.samples
+        ahead.delivered(batch)
+    change(ahead)
+    change(running)
+    assert saved(ahead) == saved(running)
+    rest = list(ahead.begin())
+    assert [batch.samples for batch in rest] == list(batches)
+    for batch in rest:
+        ahead.delivered(batch)
+    assert saved(ahead) == saved(running)
+
+
+@pytest.mark.parametrize(
+    ("make", "change"), [case for case in CHANGED if "skip" not in str(case.id) and "reshard" not in str(case.id)]
+)
+@pytest.mark.parametrize("earlier", [0, 1, 3])
+def test_a_state_before_a_change_holds_it_there(make: Maker, change: Callable[[Any], Any], earlier: int) -> None:
+    sampler, other = sampler_at(make, 1), sampler_at(make, 1)
+    batches = list(sampler.begin())
+    places = [sampler.place]
+    for batch in batches[:4]:
+        sampler.delivered(batch)
+        places.append(batch.place)
+    change(sampler)
+    state = json.loads(json.dumps(sampler.state_dict(places[earlier])))
+    for batch in list(other.begin())[:earlier]:
+        other.delivered(batch)
+    draws = [draw for entry in state["run"] for draw, _ in entry.get("reweight", ())]
+    if draws:
+        other.reweight({(0, 30): 1, (30, 70): 1, (70, 110): 1}, draws[0])
+    else:
+        change(other)
+    expected = list(resumed_from(make, saved(other)))
+    assert list(resumed_from(make, state)) == expected
+    assert [batch.samples for batch in sampler.batches_from(places[earlier])] == expected
+    sampler.go_to(places[earlier])
+    assert saved(sampler) == state
+    assert list(sampler) == expected
+
+
+@every(PLANNED | CURRICULUM | TOKENS | BLOCKS | COUNTED)
+@pytest.mark.parametrize("back", [0, 2])
+def test_a_run_goes_back_to_a_place(make: Maker, back: int) -> None:
+    sampler = sampler_at(make, 1)
+    batches = list(sampler.begin())
+    places, states = [sampler.place], [saved(sampler)]
+    for batch in batches[:4]:
+        sampler.delivered(batch)
+        places.append(batch.place)
+        states.append(saved(sampler))
+    sampler.go_to(places[back])
+    assert saved(sampler)["step"] == states[back]["step"]
+    assert sampler.remaining == len(batches) - back
+    for again, state in zip(islice(sampler.begin(), 4 - back), states[back + 1 :], strict=True):
+        sampler.delivered(again)
+        assert saved(sampler) == state
+    assert list(sampler.batches_from(places[-1])) == batches[4:]
+
+
+@every(PLANNED | CURRICULUM | TOKENS | BLOCKS | COUNTED)
+def test_every_step_is_in_an_epoch(make: Maker) -> None:
+    sampler, counts = make(num_replicas=2, rank=0), []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        counts.append(len(list(sampler) if epoch < 2 else list(islice(sampler, 1))))
+    expected = [0] * counts[0] + [1] * counts[1] + [2] * len(sampler)
+    assert [sampler.epoch_of_step(number) for number in range(len(expected))] == expected
+    assert sampler.epoch_of_step(len(expected)) == 3
+    assert sampler.epoch_of_step(len(expected), num_replicas=1) == 2
+
+
 # A step by its number
 
 

@@ -216,8 +216,8 @@ class OptimizerStepBatchSampler(PlannedSampler):
             steps.append(counted(n_optimizer_steps, "optimizer step"))
         return self._in_words(self._figures(), steps)
 
-    def _delivered(self, batch: PlannedBatch) -> None:
-        super()._delivered(batch)
+    def _note(self, batch: PlannedBatch) -> None:
+        super()._note(batch)
         if not self._steps_asked:
             self._warn_of_single_batches()  # here, as Lightning does not ask for more than the last batch
 

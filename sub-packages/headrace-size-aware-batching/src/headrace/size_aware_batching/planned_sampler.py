@@ -149,7 +149,7 @@ class PlannedSampler(SizeAwareSampler):
             ranks,
         ]
 
-    def _delivered(self, batch: PlannedBatch) -> None:
+    def _note(self, batch: PlannedBatch) -> None:
         """Note a batch before it is yielded."""
         self.draws = batch.draws
 

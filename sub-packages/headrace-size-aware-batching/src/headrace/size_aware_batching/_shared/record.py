@@ -112,7 +112,12 @@ class RunRecord:
 
     def at(self, epoch: int, position: int, steps: int) -> RunRecord:
         """Return the record at a place so many steps after the current one, or before it."""
-        return replace(self, step=max(0, self.step + steps), changes=self._changes_to(epoch, position))
+        step, changes = max(0, self.step + steps), self._changes_to(epoch, position)
+        return replace(self, step=step, changes=changes, began_at=(epoch, position))
+
+    def changes_after(self, epoch: int, position: int) -> bool:
+        """Return whether something has changed after a place."""
+        return len(self._changes_to(epoch, position)) < len(self.changes)
 
     # Changing.
 

@@ -191,10 +191,19 @@ _NO_STEP = "number must be a step of the run, got one that it does not have"
 
 
 class Iteration:
-    """An iteration over an epoch: its plan, the place where it began, and the number of ranks."""
+    """An iteration over an epoch.
+
+    Attributes:
+        plan: Its plan.
+        began: The place where it began.
+        world: The number of ranks.
+        batches: How many of its batches were delivered.
+        finished: Whether it came to its end.
+    """
 
     def __init__(self, plan: EpochPlan, began: Place, world: int) -> None:
-        self.plan, self.began, self.world, self.finished = plan, began, world, False
+        self.plan, self.began, self.world = plan, began, world
+        self.batches, self.finished = 0, False
 
 
 class Run:
@@ -346,6 +355,28 @@ class Run:
 
     def _deliver(self, owner: object) -> Generator[PlannedBatch, None, bool]:
         """Yield this rank's batches of the epoch; return whether a change interrupted that."""
+        planner, batches = self.planner, self.begin()
+        iteration: Iteration = self._cursor.iteration
+        start, end, finished = iteration.began.position, iteration.plan.end, False
+        for batch in batches:
+            if self._cursor.move(iteration, batch.place.position, owner):
+                self._count(iteration)
+            if batch.place.position == end and not finished:
+                # Here and not at the end: Lightning asks for no more than the last batch.
+                finished = True
+                self._cursor.finish(iteration, start, owner, differs=planner.epochs_differ)
+            yield batch
+            if self._interrupted is iteration:
+                return self.iteration is None  # and no other iteration has begun since
+        if self._cursor.move(iteration, end):
+            iteration.finished = True
+            if not finished:
+                self._cursor.finish(iteration, start, owner, nothing=start == end)
+            planner.user_sampler.finished()
+        return False
+
+    def begin(self) -> Iterator[PlannedBatch]:
+        """Begin an iteration at the start; return its batches, which move the position when they are delivered."""
         world, rank = self._readers()
         epoch, began, planner = self.epoch, self.start, self.planner
         planner.user_sampler.check(epoch, world, self.ranks.mesh)
@@ -356,33 +387,43 @@ class Run:
                 plan.refuse_empty(world)
             steps = plan.steps(began, world, self.all_ranks)
             first = list(islice(steps, 1))  # which may raise an error: the position stays as it was
-        iteration, finished = Iteration(plan, began, world), False
+        iteration = Iteration(plan, began, world)
         self._cursor.begin(iteration)
-        for count, batch in enumerate(self._batches_of(iteration, chain(first, steps), rank), 1):
-            if self._cursor.move(iteration, batch.place.position, owner):
-                self._delivered = count // world if self.all_ranks else count
-            if batch.place.position == plan.end and not finished:
-                # Here and not at the end: Lightning asks for no more than the last batch.
-                finished = True
-                self._cursor.finish(iteration, began.position, owner, differs=planner.epochs_differ)
-            yield batch
-            if self._interrupted is iteration:
-                return self.iteration is None  # and no other iteration has begun since
-        if self._cursor.move(iteration, plan.end):
-            iteration.finished = True
-            if not finished:
-                self._cursor.finish(iteration, began.position, owner, nothing=began.position == plan.end)
-            planner.user_sampler.finished()
-        return False
+        return self._batches_of(iteration, chain(first, steps), rank)
+
+    def delivered(self, place: Place) -> None:
+        """Move to the place after one more batch of the latest iteration."""
+        if (iteration := self.iteration) is None:
+            raise RuntimeError("batch must be of an iteration that begin() has begun, and there is none: call begin()")
+        self._cursor.move(iteration, place.position)
+        self._count(iteration)
+
+    def _count(self, iteration: Iteration) -> None:
+        iteration.batches += 1
+        self._delivered = iteration.batches // iteration.world if self.all_ranks else iteration.batches
+
+    def go_to(self, place: Place) -> None:
+        """Let the next iteration begin at a place of this epoch that the run has passed."""
+        if place.position and place.position != self.position:
+            self.record = self._record_at(place)
+        self._start = place
+        self._cursor.go_to(self.epoch, place.position)
 
     def batches_from(self, place: Place | None = None) -> Iterator[PlannedBatch]:
         """Yield this rank's batches of the epoch from a place on, by default the next one. It moves nothing."""
         world, rank = self._readers()
         began = self.start if place is None else place
-        plan = self.current_plan(began.position)
+        plan = self._plan_from(began)
         if not plan.start <= began.position <= plan.end:
             raise ValueError(f"place must be at position {plan.start} to {plan.end} of the epoch, got {began.position}")
         yield from self._batches_of(Iteration(plan, began, world), plan.steps(began, world, self.all_ranks), rank)
+
+    def _plan_from(self, place: Place) -> EpochPlan:
+        """Return the plan of an iteration that begins at a place of this epoch, with the present settings."""
+        if not self.record.changes_after(self.epoch, place.position):
+            return self.current_plan(place.position)
+        replanned = _plan_at(self._timeline(self._record_at(place), self.epoch)[1:], place.position)
+        return replanned or self.planner.plan(self.epoch, self._history(place.position))
 
     def _readers(self) -> tuple[int, int]:
         """Return the number of ranks and the rank of this process."""
@@ -452,10 +493,23 @@ class Run:
 
     def _coming_step(self, steps: int, world: int) -> list[list[Any]]:
         """Return a step of the rest of this epoch, or of one that comes."""
+        plan, _, place, steps = self._find_coming(steps, world)
+        return _step_of(plan, place, world, steps, self.all_ranks)
+
+    def epoch_of_step(self, number: int, world: int | None = None) -> int:
+        """Return the epoch of any step of the run; ``world`` is the number of ranks of coming steps."""
+        record = self.record
+        coming = record.step_at(self.epoch, self.position)
+        if record.first_step <= number < coming:
+            return record.epoch_of(number)
+        return self._find_coming(number - coming, self.world if world is None else world)[1]
+
+    def _find_coming(self, steps: int, world: int) -> tuple[EpochPlan, int, Place, int]:
+        """Return the plan, the epoch and the place from which a coming step is so many steps away."""
         empty = False
-        for plan, _, place in self._coming_plans(world) if steps >= 0 else ():
+        for plan, epoch, place in self._coming_plans(world) if steps >= 0 else ():
             if steps < (left := plan.n_steps(place, world, steps + 1)):
-                return _step_of(plan, place, world, steps, self.all_ranks)
+                return plan, epoch, place, steps
             if empty and not left:
                 break
             steps, empty = steps - left, not left
@@ -582,14 +636,15 @@ class Run:
     # States.
 
     def state(self, place: Place | None = None) -> dict[str, Any]:
-        """Return the state for a resume, at the current place or at another one of the epoch."""
+        """Return the state for a resume, at the current place or at another one of the epoch.
+
+        The settings of an earlier place are the present ones: what was excluded since then does not come there either.
+        """
         planner, epoch = self.planner, self.epoch
         place = self.place() if place is None else place
         record = self.record
         if place.position != self.position:
-            if self.iteration is None:  # as if it had begun and delivered nothing
-                record = record.begun(epoch, self.start.position, self._settings(self.world), self.start.plan_state)
-            record = record.at(epoch, place.position, self._steps_to(record, place))
+            record = self._record_at(place)
         elif (rewound := record.back_to(epoch, place.position)) is not record:
             record = rewound.noted(epoch, place.position, self._settings())
         return {
@@ -601,6 +656,14 @@ class Run:
             **record.as_state(),
             **planner.state_of(epoch, place),
         }
+
+    def _record_at(self, place: Place) -> RunRecord:
+        """Return the record at another place of this epoch, with the present settings."""
+        record, epoch, start = self.record, self.epoch, self.start
+        if self.iteration is None:  # as if it had begun and delivered nothing
+            record = record.begun(epoch, start.position, self._settings(self.world), start.plan_state)
+        steps = self._steps_to(record, place)
+        return record.at(epoch, place.position, steps).noted(epoch, place.position, self._settings())
 
     def _steps_to(self, record: RunRecord, place: Place) -> int:
         """Return how many steps another place of this epoch is after the current one, negative before it."""

@@ -67,15 +67,55 @@ class RunSampler(Sampler[list[Any]]):
         refuse_as_sampler(self)
         self._refuse_sharding_again()
         for batch in self._run.deliver(self):
-            self._delivered(batch)
+            self._note(batch)
             yield batch.samples
 
     def _refuse_sharding_again(self) -> None:
         """Refuse a loader that distributes the batches of this rank once more."""
         raise NotImplementedError
 
-    def _delivered(self, batch: PlannedBatch) -> None:
-        """Note a batch before it is yielded."""
+    def _note(self, batch: PlannedBatch) -> None:
+        """Note a batch that is delivered."""
+
+    @property
+    def place(self) -> Place:
+        """The place of ``position``."""
+        return self._run.place()
+
+    def go_to(self, place: Place | int) -> None:
+        """Let the next iteration begin at a place of this epoch that was passed, as if its state were loaded.
+
+        Args:
+            place: 0, or a `Place`.
+
+        Raises:
+            ValueError: If the epoch does not have that place.
+        """
+        self._run.go_to(self._checked_place(place))
+
+    def begin(self) -> Iterator[PlannedBatch]:
+        """Begin an iteration as ``iter()`` does, and return its batches; only `delivered` moves the position.
+
+        So a loader may read any number of batches ahead, and the position, the state and every change are at the place
+        of the training loop. A change in the middle of the epoch ends the iteration: begin another one, which
+        continues from there.
+
+        Returns:
+            An iterator of `PlannedBatch`, with ``samples``, ``place`` and ``draws``.
+
+        Raises:
+            ValueError: If there is no batch for each rank, or the order is not the same on all of them.
+        """
+        return self._run.begin()
+
+    def delivered(self, batch: PlannedBatch) -> None:
+        """Move the position to the place after a batch of `begin` that the training loop has received.
+
+        Args:
+            batch: The batch after the one that was delivered before.
+        """
+        self._run.delivered(batch.place)
+        self._note(batch)
 
     def batches_from(self, place: Place | int | None = None) -> Iterator[PlannedBatch]:
         """Yield this rank's batches of the epoch from a place on, each with the place after it; nothing moves.
@@ -85,7 +125,7 @@ class RunSampler(Sampler[list[Any]]):
 
         Args:
             place: A position, such as that of a state, or the ``place`` of an earlier batch; by default where the next
-                iteration begins. If the epoch has changed in the middle, a place after the last change.
+                iteration begins.
 
         Returns:
             An iterator of `PlannedBatch`, with ``samples``, ``place`` and ``draws``.
@@ -123,6 +163,11 @@ class RunSampler(Sampler[list[Any]]):
             return by_rank
         return by_rank[checked_int(f"rank of step {number}", rank, high=len(by_rank) - 1)]
 
+    def epoch_of_step(self, number: int, num_replicas: int | None = None) -> int:
+        """Return the epoch of any step of the run; the arguments and errors are those of `step`."""
+        world = None if num_replicas is None else checked_int("num_replicas", num_replicas, 1)
+        return self._run.epoch_of_step(checked_int("number", number), world)
+
     def asked_shares(self) -> tuple[str, dict[str, float]] | None:
         """Return the requested shares of the mixture that is the ``sampler``, as its ``asked_shares``; else None."""
         shares: tuple[str, dict[str, float]] | None = self._run.planner.user_sampler.asked_shares()
@@ -144,6 +189,8 @@ class RunSampler(Sampler[list[Any]]):
 
     def _checked_place(self, place: Place | int) -> Place:
         run = self._run
+        if place == 0:
+            return Place(0)
         position = checked_int("position", place.position if isinstance(place, Place) else place)
         run.refuse_position(position)
         return place if isinstance(place, Place) else run.place(position)

@@ -145,7 +145,7 @@ class DistributedBatchSampler(RunSampler):
         if self._run.ranks.current()[0] > 1:
             refuse_sharding_again("num_replicas=1 and rank=0")
 
-    def _delivered(self, batch: PlannedBatch) -> None:
+    def _note(self, batch: PlannedBatch) -> None:
         self.draws = batch.draws
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
