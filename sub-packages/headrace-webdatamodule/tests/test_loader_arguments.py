@@ -57,10 +57,10 @@ def test_where_nothing_names_a_rank_every_rank_would_read_all(monkeypatch: pytes
 
 
 def test_it_is_no_loader_that_trainers_take_apart(folder: Path) -> None:
-    loader = plain(folder)
+    loader = make(folder, batches := DistributedBatchSampler(COUNT, 4))
     assert not isinstance(loader, torch.utils.data.DataLoader)
     assert isinstance(loader.sampler, torch.utils.data.SequentialSampler)  # none that trainers would replace
-    assert loader.batch_sampler is loader._batch_sampler
+    assert loader.batch_sampler is batches
     assert len(loader.dataset) == COUNT
     loader.sampler.set_epoch(2)
     assert loader.epoch == 2

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loaders import KINDS, Bare, epoch_of, kinds, make, numbered_shards
+from indexed_runs import Stateful
+from loaders import COUNT, KINDS, Bare, epoch_of, kinds, make, numbered_shards
+
+from headrace.webdatamodule import DistributedBatchSampler
 
 # Torch says so on machines of fewer cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -150,3 +153,37 @@ def test_an_iteration_that_set_epoch_left_behind_moves_no_position(folder: Path,
         assert list(left) == whole[2:]
     assert (loader.epoch, loader.steps) == (2, 0)
     assert list(loader) == epoch_of(KINDS[kind](folder), 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_is_where_the_loop_is_however_far_workers_have_read(folder: Path, workers: int) -> None:
+    batches, order = DistributedBatchSampler(COUNT, 4, seed=1), list(range(COUNT))
+    ordered = DistributedBatchSampler(COUNT, 4, sampler=order)
+    for each in (batches, ordered):
+        loader, epoch = make(folder, each, num_workers=workers), 0
+        for number, batch in enumerate(loader, 1):
+            assert each.position == sum(map(len, epoch_of(make(folder, each.__class__(COUNT, 4)), 0)[:number]))
+            assert loader.state_dict()["batch_sampler"] == each.state_dict()
+            assert (each.epoch, each.remaining) == (epoch, loader.remaining)
+            assert each.draws == (batch if each is ordered else None)
+        assert each.remaining == 0
+        loader.set_epoch(2)
+        assert (each.epoch, each.position) == (2, 0)
+        loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_with_a_state_of_its_own_stays_as_it_was_given(folder: Path, workers: int) -> None:
+    def stateful() -> Stateful:
+        return Stateful([1] * COUNT, sampler=None, num_replicas=1, rank=0, seed=3, most=4)
+
+    batches, whole = stateful(), list(stateful())
+    loader = make(folder, batches, num_workers=workers)
+    running = iter(loader)
+    came = [next(running) for _ in range(2)]
+    assert next(iter(loader)) == whole[0]  # a look
+    assert batches.state_dict() == stateful().state_dict()
+    assert loader.state_dict()["batch_sampler"]["position"] == 2
+    assert came + list(running) == whole
+    assert batches.position == 0
+    loader.close()

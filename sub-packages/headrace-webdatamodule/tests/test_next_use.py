@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.webdatamodule import DistributedBatchSampler
 from headrace.webdatamodule.loading import next_use
-from headrace.webdatamodule.loading.next_use import planned_uses, ranks_of_node
+from headrace.webdatamodule.loading.batch_plans import planned_uses_of
+from headrace.webdatamodule.loading.next_use import ranks_of_node
 from headrace.webdatamodule.loading.permutation import SHORT, Shuffle
 
 HORIZON = 8
@@ -162,7 +163,7 @@ def test_next_uses_of_planned_epochs_are_those_of_the_listed_batches(
         patch.setenv("LOCAL_WORLD_SIZE", str(local))
         patch.delenv("WORLD_SIZE", raising=False)
         patch.setattr(next_use, "_LEAST", least)
-        uses = planned_uses(sampler, world, node * local)
+        uses = planned_uses_of(sampler, world, node * local)
         assert uses is not None
         assert uses.prepare(epoch)
         later = dict[int, tuple[int, float]]()  # sample -> the first later epoch in which this node gets it, and where
@@ -186,11 +187,11 @@ def test_next_uses_of_planned_epochs_are_those_of_the_listed_batches(
 def test_plans_are_not_asked_for_where_they_would_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert planned_uses(Planned(40, 4, 0), 4, 0) is None  # a single node
-    assert planned_uses(Planned(40, 8, 0), 8, 0) is not None
-    assert planned_uses(Bare(), 8, 0) is None
+    assert planned_uses_of(Planned(40, 4, 0), 4, 0) is None  # a single node
+    assert planned_uses_of(Planned(40, 8, 0), 8, 0) is not None
+    assert planned_uses_of(Bare(), 8, 0) is None
     monkeypatch.setattr(next_use, "_MOST_PLANNED", 30)
-    assert planned_uses(Planned(40, 8, 0), 8, 0) is None
+    assert planned_uses_of(Planned(40, 8, 0), 8, 0) is None
 
 
 class Bare:
@@ -208,7 +209,7 @@ def test_a_plan_that_cannot_be_used_is_left_alone(plan: Callable[[int], Any], mo
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     sampler = Planned(40, 8, 0)
     monkeypatch.setattr(sampler, "plan", plan)
-    uses = planned_uses(sampler, 8, 0)
+    uses = planned_uses_of(sampler, 8, 0)
     assert uses is not None
     assert not uses.prepare(0)
 
@@ -224,7 +225,7 @@ def test_the_plans_of_later_epochs_are_kept(monkeypatch: pytest.MonkeyPatch) -> 
         return plan(epoch)
 
     monkeypatch.setattr(sampler, "plan", asking)
-    uses = planned_uses(sampler, 8, 0)
+    uses = planned_uses_of(sampler, 8, 0)
     assert uses is not None
     for epoch, expected in ((0, [4, 3, 2, 1, 0]), (1, [5]), (1, []), (4, [8, 7, 6]), (3, [3])):
         asked.clear()

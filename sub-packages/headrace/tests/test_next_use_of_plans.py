@@ -9,7 +9,7 @@ from doors import sampler_with
 from torch.utils.data import RandomSampler
 
 from headrace.size_aware_batching import BlockwiseSizeAwareBatchSampler
-from headrace.webdatamodule.loading.next_use import planned_uses
+from headrace.webdatamodule.loading.batch_plans import planned_uses_of
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 LENGTHS = np.random.default_rng(0).integers(5, 60, 1200)
@@ -51,7 +51,7 @@ def test_a_node_is_told_when_it_needs_a_sample_next(
                 later.update(dict.fromkeys(samples_of(batch), (epoch, step / len(batches))))
     for sampler in ranks:
         sampler.set_epoch(0)
-    uses = planned_uses(ranks[0], NODES * LOCAL, node * LOCAL)
+    uses = planned_uses_of(ranks[0], NODES * LOCAL, node * LOCAL)
     assert uses is not None
     assert uses.prepare(0)
     told = right = wanted = 0
@@ -78,7 +78,7 @@ def test_asking_for_next_uses_changes_no_batch(strategy: str, monkeypatch: pytes
         return of_rank(0, {"sampler": mixture, "strategy": strategy, "cost": cost})
 
     asked, other = of_mixture(), of_mixture()
-    uses = planned_uses(asked, 8, 0)
+    uses = planned_uses_of(asked, 8, 0)
     assert uses is not None
     for epoch in range(3):
         for sampler in (asked, other):
@@ -99,7 +99,7 @@ def test_an_order_that_is_known_for_one_epoch_alone_has_no_next_use(monkeypatch:
         return of_rank(0, {"sampler": order, "strategy": "sequential"})
 
     asked, other = of_random(), of_random()
-    uses = planned_uses(asked, 8, 0)
+    uses = planned_uses_of(asked, 8, 0)
     assert uses is not None
     assert not uses.prepare(0)
     assert list(asked) == list(other)
@@ -112,4 +112,4 @@ def test_blocks_have_no_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda shard: LENGTHS[100 * shard : 100 * shard + 100], 400, lengths=[100] * 12, block=400,
         num_replicas=8, rank=0,
     )  # fmt: skip
-    assert planned_uses(blocks, 8, 0) is None
+    assert planned_uses_of(blocks, 8, 0) is None

@@ -6,13 +6,10 @@ import copy
 import sys
 import time
 import warnings
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property, partial
-from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +17,8 @@ import numpy.typing as npt
 from headrace.webdatamodule._shared.display import described, inner, kind_of, never_raises
 from headrace.webdatamodule._shared.random import fold_in
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, process_group
-from headrace.webdatamodule.loading import foreign_batch_sampler as foreign
+from headrace.webdatamodule.loading import batch_plans
+from headrace.webdatamodule.loading.batch_plans import BEGINNING, BatchAt, BatchPlan, NodeUses, Position, batch_plan
 from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
     BatchReader,
@@ -33,16 +31,7 @@ from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_
 from headrace.webdatamodule.loading.data_sketch import data_sketch, what_differs
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
-from headrace.webdatamodule.loading.iteration import (
-    Iteration,
-    Position,
-    Progress,
-    Repeats,
-    compared,
-    position_of,
-    requested,
-)
-from headrace.webdatamodule.loading.next_use import NextUses, PlanUses, planned_uses
+from headrace.webdatamodule.loading.iteration import Iteration, Progress
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.padding import padded_beyond
 from headrace.webdatamodule.loading.sample_random import epoch_key
@@ -86,11 +75,13 @@ class ResumableLoader(EpochLoader):
             checked if the samples are mappings with `__key__` and the dataset has `key(index)`. `names` and
             `cumulative_sizes` define its sources in reports.
         batch_sampler: The batches of this rank, with a length: lists of indices, or of other keys that the dataset
-            accepts, such as pieces of long samples; `int(key)` must be the sample's index. With `state_dict` and
-            `load_state_dict` it can resume, and with `remaining` also on another number of ranks; otherwise its batches
-            are counted. Or a function of `num_replicas` and `rank` that returns a batch sampler; it is called again if
-            the ranks change between epochs. A batch sampler that repeats samples may have an attribute `draws`, a
-            number for each sample of its latest batch; with `seed_per="sample"` the random numbers also depend on it.
+            accepts, such as pieces of long samples; `int(key)` must be the sample's index. With `begin`, `delivered`,
+            `go_to` and `batches_from`, as headrace's have them, it is always at the position of the loop. With
+            `state_dict` and `load_state_dict` it can resume, and with `remaining` also on another number of ranks; each
+            iteration then reads a copy of it. Otherwise its batches are counted. Or a function of `num_replicas` and
+            `rank` that returns a batch sampler; it is called again if the ranks change between epochs. A batch sampler
+            that repeats samples may have an attribute `draws`, a number for each sample of its latest batch; with
+            `seed_per="sample"` the random numbers also depend on it.
         collate_fn: Converts a list of samples to a batch, in the worker; None: torch's `default_collate`.
         num_workers: Number of worker processes; they persist across epochs.
         prefetch_factor: Batches that each worker prefetches; None: 2.
@@ -177,7 +168,6 @@ class ResumableLoader(EpochLoader):
         is_factory = callable(batch_sampler) and not hasattr(batch_sampler, "__iter__")
         self._factory: Callable[[int, int], Any] | None = batch_sampler if is_factory else None
         self._factory_ranks: tuple[int, int] | None = None  # that it was called with
-        self._batch_sampler: Any = None if is_factory else foreign.check_batch_sampler(batch_sampler, dataset)
         self.dataset, self._name = dataset, name
         self._fingerprint = dataset_fingerprint(dataset) if fingerprint is None else str(fingerprint)
         self._seed = seed_int(seed)
@@ -185,43 +175,48 @@ class ResumableLoader(EpochLoader):
         self._batch_dataset = BatchDataset(dataset, collate_fn, on_error, seed_per)
         self._stats = DeliveryStats(name, dataset, sizes)
         self._reader = BatchReader(self._batch_dataset, self._loading)
-        self._planned_uses: tuple[tuple[Any, ...], PlanUses | None] = (), None  # for which batches, and what was made
+        self._node_uses = NodeUses()
         self._progress = Progress()
         self._resumed_at: tuple[int, int] | None = None  # epoch and steps
         self._counted_before = False  # batches from before that
         self._padding_was_named = False  # in a warning
         self.indices: Sequence[int] = ()
-        if self._batch_sampler is not None:
-            self._stats.count_as(self._batch_sampler)
-            self._progress.put(0, position_of(self._batch_sampler, 0))
+        self._plan: BatchPlan | None = None if is_factory else self._plan_of(batch_sampler)
+
+    def _plan_of(self, batch_sampler: Any, make: Callable[[], Any] | None = None) -> BatchPlan:
+        """How the batches of a batch sampler are read, which are counted in reports from now on."""
+        repeats = None if self._loading.seed_per == "step" else len(self.dataset)
+        plan = batch_plan(batch_sampler, self.dataset, self._name, make, repeats)
+        self._stats.count_as(batch_sampler)
+        return plan
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: all but what is under way. It continues at the position, outside of a trainer."""
-        own = ("_reader", "_progress", "_loop", "_shown_batch_sampler", "_planned_uses")
-        kept = {name: value for name, value in vars(self).items() if name not in own}
-        stats = self._stats.emptied()
-        return {**kept, "_stats": stats, "state": self.state_dict(), "flags": self._progress.flags()}
+        left_out = ("_reader", "_progress", "_loop", "_shown_batch_sampler", "_node_uses", "_plan")
+        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        sampler = None if self._factory is not None or self._plan is None else self._plan.sampler
+        more = {"sampler": sampler, "state": self.state_dict(), "flags": self._progress.flags()}
+        return kept | {"_stats": self._stats.emptied()} | more
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        vars(self).update({name: value for name, value in kept.items() if name not in ("state", "flags")})
-        if self._factory is not None:
-            self._batch_sampler = self._factory_ranks = None
+        vars(self).update({name: kept[name] for name in kept if name not in ("sampler", "state", "flags")})
+        self._factory_ranks = None
+        self._plan = None if kept["sampler"] is None else self._plan_of(kept["sampler"])
         self._reader, self._progress = BatchReader(self._batch_dataset, self._loading), Progress()
-        self._planned_uses = (), None
+        self._node_uses = NodeUses()
         self._restore(kept["state"])
-        self._progress.follow(kept["flags"], self.ranks)
+        self._progress.follow(kept["flags"], self._plan, self.ranks)
 
     def __copy__(self) -> ResumableLoader:
         other, kept = object.__new__(type(self)), self.__getstate__()
         if self._factory is None:
-            kept["_batch_sampler"] = copy.deepcopy(self._batch_sampler, {id(self.dataset): self.dataset})
+            kept["sampler"] = copy.deepcopy(kept["sampler"], {id(self.dataset): self.dataset})
         other.__setstate__(kept)
         return other
 
     @never_raises
     def __repr__(self) -> str:
-        batches = self._batch_sampler if self._factory is None else self._factory
-        shown = inner(batches) if self._factory is None else described(batches)
+        shown = inner(self._present_sampler) if self._factory is None else described(self._factory)
         return (
             f"{type(self).__name__}({self._name}: {kind_of(self.dataset)}, epoch {self.epoch}, "
             f"{self.steps:,} batches delivered, num_workers={self.num_workers}, seed {self._seed},\n  {shown})"
@@ -229,17 +224,15 @@ class ResumableLoader(EpochLoader):
 
     def __len__(self) -> int:
         """Number of batches in the whole epoch on this rank, including those before a resumed position."""
-        batches, latest = self._batches(), self._progress.iteration
+        plan, latest = self._batches(), self._progress.iteration
         if latest is not None and (latest.under_way or latest.ranks == self.ranks):
             return latest.length
-        if latest is not None:
-            return foreign.length_of(batches, 0)
-        return foreign.length_of(batches, self.steps, self._progress.place.state)
+        return plan.length(self.epoch, self._progress.place if latest is None else BEGINNING)
 
     @property
     def batch_sampler(self) -> Any:
         """The batch sampler; with a factory, the current one."""
-        return self._batches() if self._shown_batch_sampler is None else self._shown_batch_sampler
+        return self._batches().sampler if self._shown_batch_sampler is None else self._shown_batch_sampler
 
     @batch_sampler.setter
     def batch_sampler(self, shown: Any) -> None:
@@ -257,14 +250,14 @@ class ResumableLoader(EpochLoader):
         Raises:
             ValueError: The batch sampler has other ranks than the loader.
         """
-        own = None if self._factory else foreign.ranks_of(self._batch_sampler)
+        own = None if self._factory else batch_plans.ranks_of(self._present_sampler)
         if own is None:
             return self._given_ranks.current()
         if self._given_ranks.given and (given := self._given_ranks.current()) != own:
             raise ValueError(
                 f"the {self._name} loader is for rank {given[1]} of {given[0]}, and its "
-                f"{type(self._batch_sampler).__name__} for rank {own[1]} of {own[0]}: give num_replicas, rank or mesh "
-                "to the batch sampler, and leave them out of the loader"
+                f"{type(self._present_sampler).__name__} for rank {own[1]} of {own[0]}: give num_replicas, rank or "
+                "mesh to the batch sampler, and leave them out of the loader"
             )
         return own
 
@@ -274,7 +267,12 @@ class ResumableLoader(EpochLoader):
 
         `OptimizerStepBatchSampler` knows it.
         """
-        return getattr(self._batches(), "accumulation", None)
+        return batch_plans.accumulation_of(self._batches().sampler)
+
+    @property
+    def _present_sampler(self) -> Any:
+        """The batch sampler; None where a function makes it, and has not done so yet."""
+        return None if self._plan is None else self._plan.sampler
 
     @property
     def epoch(self) -> int:
@@ -292,8 +290,6 @@ class ResumableLoader(EpochLoader):
         return self._progress.resumed
 
     def _choose_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            self._catch_up()
         if self.resumed and self._trainer is None and epoch < self.epoch:
             warnings.warn(
                 f"the {self._name} loader has loaded a state of epoch {self.epoch}, and set_epoch({epoch}) drops it: "
@@ -305,26 +301,13 @@ class ResumableLoader(EpochLoader):
 
     def _begin_at(self, epoch: int) -> None:
         """Let the next iteration begin with that epoch."""
-        self._progress.go_to(epoch, 0)
-        if self._batch_sampler is not None:  # whose record one for other ranks takes over
-            foreign.begin_epoch(self._batch_sampler, epoch)
-        batches = self._batches()
-        foreign.begin_epoch(batches, epoch)
-        self._progress.put(epoch, position_of(batches, 0))
-
-    def _catch_up(self) -> None:
-        """Put the batch sampler where the loop is: its record has no steps that were only read ahead."""
-        latest = self._progress.iteration
-        state = None if latest is None else latest.position.state
-        if latest is None or state is None or "run" not in state or self._batch_sampler.state_dict() == state:
-            return
-        with suppress(ValueError):  # of an order that cannot be read again
-            foreign.go_back(self._batch_sampler, latest.epoch, state)
+        self._progress.put(epoch, BEGINNING)
+        if self._plan is not None:  # whose record one for other ranks takes over
+            self._plan.go_to(epoch, BEGINNING)
+        self._batches().go_to(epoch, BEGINNING)
 
     def _rewind(self) -> None:
-        batches = self._batches()
-        foreign.rewind(batches, self.epoch)
-        self._progress.put(self.epoch, position_of(batches, 0))
+        self._begin_at(self.epoch)
 
     def state_dict(self) -> State:
         """Return the position after the last delivered batch; in a trainer, after the last batch that counted.
@@ -337,13 +320,10 @@ class ResumableLoader(EpochLoader):
             the dataset, "data" (its length and digests of a few samples), and "batch_sampler" (the state of the batch
             sampler).
         """
-        batches = self._batches()
-        steps, own = self._progress.behind(self._loop.steps_done())
-        if not foreign.has_state(batches):  # every rank has batches of its own
-            own = {**dict(zip(("num_replicas", "rank"), self.ranks, strict=True)), "delivered": None, **(own or {})}
-        order = getattr(batches, "order_digest", "") if steps else ""
-        seed, seed_per = self._seed, self._loading.seed_per
-        return loader_state(seed, self.epoch, steps, self._fingerprint, own, order, seed_per, self._sketch)
+        plan, position = self._batches(), self._progress.behind(self._loop.steps_done())
+        batches, order = plan.state(self.epoch, position, self.ranks), plan.order_digest if position.steps else ""
+        seed, seed_per, steps = self._seed, self._loading.seed_per, position.steps
+        return loader_state(seed, self.epoch, steps, self._fingerprint, batches, order, seed_per, self._sketch)
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state.
@@ -378,8 +358,7 @@ class ResumableLoader(EpochLoader):
         check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per, prefix, differs)
         if self._loop.is_own and self._progress.overrules(state["epoch"]):
             return
-        before = foreign.resume(self._batches(), state, self.epoch, self.ranks, names)
-        self._progress.load(state["epoch"], position_of(self._batch_sampler, state["steps"], before))
+        self._progress.load(state["epoch"], self._batches().load(state, self.epoch, self.ranks, names))
         self._resumed_at = (state["epoch"], state["steps"]) if state["epoch"] or state["steps"] else None
         self._counted_before = self._stats.report().batches > 0
 
@@ -395,8 +374,7 @@ class ResumableLoader(EpochLoader):
     @property
     def excluded_indices(self) -> npt.NDArray[np.int64]:
         """The samples that `exclude` left out, ascending."""
-        found: npt.NDArray[np.int64] = getattr(self._present(), "excluded_indices", np.zeros(0, np.int64))
-        return found
+        return batch_plans.excluded_by(self._present().sampler)
 
     def exclude(self, indices: Iterable[int | str]) -> None:
         """Exclude samples from now on, in every epoch; call it on every rank at the same step.
@@ -422,7 +400,7 @@ class ResumableLoader(EpochLoader):
                 f"exclude([{indices!r}])"
             )
         numbers = [self._index_of(index) for index in indices]
-        self._change("exclude", lambda batches: batches.exclude(numbers), again=True)
+        self._change("exclude", lambda batches: batches.exclude(numbers))
 
     def _index_of(self, index: int | str) -> Any:
         if not isinstance(index, str):
@@ -470,14 +448,7 @@ class ResumableLoader(EpochLoader):
             ValueError: The weights are not allowed, the run has not begun, or the mixture's schedule has a change that
                 is still to come.
         """
-        draws = list[int]()  # the same at positions before
-
-        def change(batches: Any) -> tuple[int, int]:
-            draw, step = batches.reweight(weights, *draws)
-            draws[:] = [draw]
-            return draw, step
-
-        found: tuple[int, int] = self._change("reweight", change, again=True)
+        found: tuple[int, int] = self._change("reweight", lambda batches: batches.reweight(weights))
         return found
 
     def reshard(self, num_replicas: int | None = None, rank: int | None = None, mesh: Mesh | None = None) -> None:
@@ -510,8 +481,12 @@ class ResumableLoader(EpochLoader):
 
         None if the batch sampler keeps no record of the run.
         """
-        found: int | None = (self._progress.behind().state or {}).get("step")
+        found: int | None = self._run_state().get("step")
         return found
+
+    def _run_state(self) -> dict[str, Any]:
+        """The batch sampler's state at the position."""
+        return self._batches().state(self.epoch, self._progress.behind(), self.ranks)
 
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
         """Return the samples of any step of the run, past or future, rank by rank.
@@ -534,15 +509,14 @@ class ResumableLoader(EpochLoader):
             TypeError: The batch sampler keeps no record of the run.
             ValueError: The step ran with too few ranks for `rank`.
         """
-        batches = self._present()
-        foreign.need(batches, "step")
+        batches = self._present().changing("step")
         world = self._ranks_of_state() if num_replicas is None else num_replicas
         return batches.step(number, num_replicas=world, rank=rank)
 
     def _ranks_of_state(self) -> int | None:
         """The number of ranks that saved the loaded state, for a process that only looks at the run."""
         looks = self.resumed and self._trainer is None and process_group() is None and self.ranks[0] == 1
-        return foreign.recorded_ranks(self._progress.place.state) if looks else None
+        return batch_plans.recorded_ranks(self._run_state()) if looks else None
 
     def samples_of_step(self, number: int) -> list[dict[str, Any]]:
         """Return one row per sample of any step of the run: "step", "rank", "index", and what the dataset knows.
@@ -571,7 +545,9 @@ class ResumableLoader(EpochLoader):
         """
         rank = self.ranks[1] if rank is None else rank
         indices = self.step(number, rank=rank)
-        epoch = self._epoch_of_step(number) if self._loading.seed_per == "sample" else self.epoch
+        epoch = self.epoch
+        if self._loading.seed_per == "sample":
+            epoch = self._present().changing("epoch_of_step").epoch_of_step(number, self._ranks_of_state())
         keys = self._keys(epoch, rank)
         read = self._batch_dataset.__getitems__(Request(indices, keys, number))
         made = self._batch_dataset.collate(read)
@@ -579,84 +555,40 @@ class ResumableLoader(EpochLoader):
             raise made.error
         return made.batch
 
-    def _epoch_of_step(self, number: int) -> int:
-        """The epoch of a step that the run has."""
-        batches, epoch, done = self._present(), self.epoch, self.run_steps or 0
-        if number < done:
-            starts = batches.state_dict()["starts"]
-            return int(starts[bisect_right(starts, number, key=itemgetter(1)) - 1][0])
-        end, world = done + self.remaining, self._ranks_of_state()
-        if number < end and world is None:
-            return epoch
-        batches = foreign.copied(batches, self.dataset, self._name)
-        if world is not None:
-            foreign.need(batches, "reshard")
-            batches.reshard(world, 0)
-            end = done + batches.remaining
-        while number >= end:
-            epoch += 1
-            foreign.set_epoch(batches, epoch)
-            end += len(batches)
-        return epoch
-
-    def _present(self) -> Any:
-        """The batch sampler of the latest iteration, or of the next one."""
+    def _present(self) -> BatchPlan:
+        """The batches of the latest iteration, or of the next one."""
         latest = self._progress.iteration
-        return self._batches() if latest is None or latest.batches is None else latest.batches
+        return self._batches() if latest is None else latest.plan
 
-    def _change(self, method: str, change: Callable[[Any], Any], *, again: bool = False) -> Any:
-        """Change the batches from the position of the loop on; what was read ahead is dropped.
-
-        With `again` positions before it, that a trainer may go back to, change, too.
-        """
-        batches, progress = self._present(), self._progress
-        foreign.need(batches, method)
-        latest = progress.iteration
-        places = [progress.place] if latest is None else [*latest.positions]
-        *others, last = places if again else places[-1:]
-        foreign.go_back(batches, progress.epoch, last.state)  # where this is refused, all stays as it is
-        changed = [last]
-        try:
-            result = change(batches)
-            changed = [Position(last.steps, batches.state_dict())]
-            for place in reversed(others):
-                foreign.go_back(batches, progress.epoch, place.state)
-                change(batches)
-                changed.insert(0, Position(place.steps, batches.state_dict()))
-            if others:
-                foreign.go_back(batches, progress.epoch, changed[-1].state)
-        except Exception:
-            changed = [last]
-            foreign.go_back(batches, progress.epoch, last.state)
-            raise
-        finally:
-            self._go_on(latest, batches, [*places[: -len(changed)], *changed])
-        return result
-
-    def _go_on(self, latest: Iteration | None, batches: Any, positions: list[Position]) -> None:
-        """Stand at positions whose states have changed; an iteration that is under way requests its batches anew."""
+    def _change(self, method: str, change: Callable[[Any], Any]) -> Any:
+        """Change the batches from the position of the loop on; what was read ahead is dropped."""
+        plan = self._present()
+        result = change(plan.changing(method))
+        progress, latest = self._progress, self._progress.iteration
+        position = Position(self.steps, plan.place())
         if latest is None:
-            self._progress.put(self._progress.epoch, positions[-1], resumed=self._progress.resumed)
-            return
-        latest.positions = deque(positions, latest.positions.maxlen)
-        if not latest.under_way:
-            return
-        latest.in_flight.clear()
-        latest.ranks = self._stats.rank = self.ranks
-        latest.length, latest.plan = self._planned(batches, latest.epoch, latest.position)
-        latest.changed = latest.plan["changed"] = True
-        self._loop.resize(latest.length)
-        self._start(latest, batches, latest.reader)
+            progress.put(progress.epoch, position, resumed=progress.resumed)
+            return result
+        latest.positions[-1] = position
+        if latest.under_way:  # request its batches anew
+            latest.in_flight.clear()
+            latest.ranks = self._stats.rank = self.ranks
+            latest.length, latest.compared = self._planned(plan, latest.epoch, position)
+            latest.changed = latest.compared["changed"] = True
+            self._loop.resize(latest.length)
+            latest.batches = _begun(plan, latest.epoch, position)
+            self._start(latest, latest.reader)
+        return result
 
     def report(self) -> LoaderReport:
         """Return statistics of the delivered batches; after a resume also the progress of the epoch."""
-        batches, latest = self._batch_sampler, self._progress.iteration
-        resumed, (cost, _) = None, foreign.budget_of(self._batch_sampler)
+        sampler, latest = self._present_sampler, self._progress.iteration
+        resumed, (cost, _) = None, batch_plans.budget_of(sampler)
         if self._resumed_at is not None:
             length, counted = None if latest is None else latest.length, self._counted_before
             resumed = Resumed(*self._resumed_at, self.epoch, self.steps, length, counted)
         packed = isinstance(cost, str) and cost == "sum"
-        over_budget, asked = getattr(batches, "skipped_indices", ()), foreign.asked_shares(batches)
+        over_budget, asked = batch_plans.skipped_by(sampler), batch_plans.asked_shares(sampler)
         return self._stats.report(over_budget, packed=packed, resumed=resumed, asked=asked)
 
     def metrics(self) -> dict[str, float]:
@@ -676,8 +608,8 @@ class ResumableLoader(EpochLoader):
         >>> sorted(loader.metrics())
         ['data/samples_per_second', 'data/wait_seconds', 'data/wait_share']
         """
-        asked = partial(foreign.asked_shares, self._batch_sampler)
-        return self._stats.metrics(*foreign.budget_of(self._batch_sampler), asked)
+        asked = partial(batch_plans.asked_shares, self._present_sampler)
+        return self._stats.metrics(*batch_plans.budget_of(self._present_sampler), asked)
 
     def close(self) -> None:
         """End the workers and close the files of `IndexedShards`; both are restored when needed."""
@@ -694,37 +626,30 @@ class ResumableLoader(EpochLoader):
     def _iterator(self, iterator: Any) -> None:
         self._reader.iterator = iterator
 
-    def _batches(self) -> Any:
-        """The batch sampler of the ranks there are now, at the present position."""
-        if self._factory is None or (ranks := self.ranks) == self._factory_ranks:
-            return self._batch_sampler
-        progress = self._progress
+    def _batches(self) -> BatchPlan:
+        """The batches of the ranks there are now, at the present position."""
+        before = self._plan
+        if before is not None and (self._factory is None or self.ranks == self._factory_ranks):
+            return before
+        ranks, progress = self.ranks, self._progress
         mid_epoch = progress.place.steps > 0 and not progress.begun
-        if mid_epoch and not foreign.has_state(self._batch_sampler):
+        state = None if before is None else before.state(self.epoch, progress.behind(), ranks)
+        if mid_epoch and (before is None or not batch_plans.has_state(before.sampler)):
             raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
-        self._batch_sampler = self._made(ranks, within_epoch=mid_epoch)
-        self._stats.count_as(self._batch_sampler)
+        make = partial(cast(Callable[[int, int], Any], self._factory), *ranks)  # without one there is a plan
+        self._plan = plan = self._plan_of(make(), make)
         self._factory_ranks = ranks
+        plan.go_to(self.epoch, BEGINNING)
+        place = None if state is None else plan.take_over(state, self.epoch, within_epoch=mid_epoch)
         if not progress.begun:
-            place = position_of(self._batch_sampler, progress.place.steps)
-            progress.put(progress.epoch, place, resumed=progress.resumed)
-        return self._batch_sampler
-
-    def _made(self, ranks: tuple[int, int], *, within_epoch: bool = False) -> Any:
-        """Return a new batch sampler from the factory, with the recorded changes of the previous one."""
-        made: Any = self._factory(*ranks)  # type: ignore[misc]  # who calls this has one
-        before = self._batch_sampler
-        foreign.check_batch_sampler(made, self.dataset)
-        foreign.set_epoch(made, self.epoch)
-        if before is not None and foreign.has_state(before):
-            state = self._progress.behind().state or before.state_dict()
-            foreign.take_over(made, state, self.epoch, within_epoch=within_epoch)
-        return made
+            progress.put(progress.epoch, Position(progress.place.steps, place), resumed=progress.resumed)
+        return plan
 
     def _deliver(self) -> Iterator[Any]:
         if self._is_beside_a_fit():
             # Whenever it begins, it leaves the trainer's position alone, and waits for no other rank.
-            yield from self._rest(self.epoch, Position(0, None))
+            with self._beside(BEGINNING) as (iteration, reader):
+                yield from self._read(iteration, reader, checked=False)
         elif self._trainer is None and self._progress.under_way and not self._progress.chosen:
             yield from self._look()
         else:
@@ -737,25 +662,31 @@ class ResumableLoader(EpochLoader):
                         "or load_state_dict: no state counts its batches. Call these before the loop",
                         stacklevel=2,
                     )
-                yield from self._rest(iteration.epoch, iteration.position)
+                if (rest := iteration.plan.rest(iteration.epoch, iteration.position)) is not None:
+                    iteration.in_flight.clear()
+                    iteration.batches = rest
+                with self._other_reader() as reader:
+                    self._start(iteration, reader)
+                    yield from self._read(iteration, reader, checked=False)
 
     def _begin(self) -> Iteration:
         """Start the iteration that counts, its workers included."""
         self._batches()
         progress = self._progress
         if progress.finished and not progress.chosen and not self._fixed:
-            self._catch_up()
             self._begin_at(progress.epoch + 1)
         elif progress.begun:  # the same epoch once more
-            progress.put(progress.epoch, self._placed(self._batch_sampler, progress.epoch, progress.again()))
-        elif not self._is_placed(self._batch_sampler):
-            progress.put(progress.epoch, self._placed(self._batch_sampler, progress.epoch, progress.place))
-        kept = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
-        batches = self._batches()
-        iteration = self._iteration(batches, progress.epoch, progress.place, kept)
-        if iteration.ranks[0] > 1 and not (self._factory or self._given_ranks.given or foreign.ranks_of(batches)):
+            progress.put(progress.epoch, progress.again())
+        plan, kept = self._batches(), 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
+        plan.go_to(progress.epoch, progress.place)
+        length, compared = self._planned(plan, progress.epoch, progress.place)
+        iteration = self._iteration(plan, progress.place, length, compared, kept)
+        iteration.batches = _begun(plan, progress.epoch, progress.place)
+        if iteration.ranks[0] > 1 and not (
+            self._factory or self._given_ranks.given or batch_plans.ranks_of(plan.sampler)
+        ):
             warnings.warn(
-                f"the {self._name} loader has {iteration.ranks[0]} ranks, and its {type(batches).__name__} names none, "
+                f"the {self._name} loader has {iteration.ranks[0]} ranks, and its {plan.kind} names none, "
                 "so every rank may read the same samples: give it a DistributedBatchSampler or a DistributedSampler. "
                 "If these batches are one rank's part already, give the loader num_replicas and rank; if every rank is "
                 "to read all of them, num_replicas=1 and rank=0",
@@ -763,66 +694,47 @@ class ResumableLoader(EpochLoader):
             )
         progress.begin(iteration)
         self._stats.rank = iteration.ranks
-        self._start(iteration, batches, self._reader)
+        self._start(iteration, self._reader)
         return iteration
 
-    def _iteration(self, batches: Any, epoch: int, start: Position, kept: int = 2) -> Iteration:
+    def _iteration(
+        self, plan: BatchPlan, start: Position, length: int, compared: dict[str, Any], kept: int = 2
+    ) -> Iteration:
         world, rank = self.ranks
-        if world > 1 and isinstance(getattr(batches, "rank", None), str):
+        if world > 1 and batch_plans.gives_all_ranks(plan.sampler):
             raise ValueError(
-                f"batch_sampler must give the batches of this rank, got one with rank={batches.rank!r}, so that each "
-                f"of {world} ranks would train on all of them: leave out rank"
+                f"batch_sampler must give the batches of this rank, got one with rank={plan.sampler.rank!r}, so that "
+                f"each of {world} ranks would train on all of them: leave out rank"
             )
-        length, plan = self._planned(batches, epoch, start)
-        iteration = Iteration(epoch, start, length, (world, rank), kept)
-        iteration.batches, iteration.plan = batches, plan
-        return iteration
+        return Iteration(plan, self.epoch, start, length, (world, rank), compared, kept)
 
-    def _planned(self, batches: Any, epoch: int, start: Position) -> tuple[int, dict[str, Any]]:
+    def _planned(
+        self, plan: BatchPlan, epoch: int, start: Position, length: int | None = None
+    ) -> tuple[int, dict[str, Any]]:
         """The length of an epoch, and what the ranks compare of an iteration from a position on."""
-        length = foreign.length_of(batches, *start)
+        length, state = plan.length(epoch, start) if length is None else length, plan.state(epoch, start, self.ranks)
         return length, {
             "epoch": epoch,
             "steps done": start.steps,
             "steps": length,
-            "order and batches": (start.state or {}).get("fingerprint"),
-            "order": getattr(batches, "order_digest", ""),
+            "order and batches": state.get("fingerprint"),
+            "order": plan.order_digest,
             "shards": self._fingerprint,
             "seed_per": self._loading.seed_per,
-            **compared(start.state if foreign.has_state(batches) else None),
+            **plan.compared(state),
         }
 
-    def _start(self, iteration: Iteration, batches: Any, reader: BatchReader) -> None:
+    def _start(self, iteration: Iteration, reader: BatchReader) -> None:
         """Request the first batches; the workers are started before the ranks compare their plans."""
-        iteration.reader = reader
-        keys, next_uses = self._keys(iteration.epoch, iteration.ranks[1]), None
+        iteration.reader, next_uses = reader, None
         if self._batch_dataset.keeps_samples:
-            next_uses = self._next_uses(batches, iteration)
-        reader.start(requested(batches, iteration, keys, self._draws(batches), next_uses))
-
-    def _next_uses(self, batches: Any, iteration: Iteration) -> NextUses | None:
-        """When this node needs samples next; plans of epochs are kept while the batches stay as they are."""
-        if callable(of := getattr(batches, "next_uses", None)):
-            own: NextUses | None = of()
-            return own
-        found = getattr(batches, "fingerprint", None), iteration.ranks, len(getattr(batches, "excluded_indices", ()))
-        if self._planned_uses[0] != found:
-            self._planned_uses = found, planned_uses(batches, *iteration.ranks)
-        uses = self._planned_uses[1]
-        return uses if uses is not None and uses.prepare(iteration.epoch) else None
+            next_uses = self._node_uses.of(iteration.plan.sampler, iteration.ranks, iteration.epoch)
+        reader.start(iteration.requests(self._keys(iteration.epoch, iteration.ranks[1]), next_uses))
 
     def _keys(self, epoch: int, rank: int) -> Keys:
         """The keys of the random numbers of an epoch."""
         name = int.from_bytes(self._name.encode()[:7], "big")
         return Keys(int(fold_in(self._seed, epoch, rank, name)[0]), epoch_key(self._seed, epoch))
-
-    def _draws(self, batches: Any) -> Callable[[Sequence[int]], Sequence[int] | None] | None:
-        """What tells the draws of each batch, where they decide random numbers."""
-        if self._loading.seed_per == "step":
-            return None
-        if foreign.has_state(batches) or foreign.tells_draws(batches):
-            return partial(foreign.draws_of, batches)
-        return Repeats(len(self.dataset)).count
 
     def _read(self, iteration: Iteration, reader: BatchReader, *, checked: bool) -> Iterator[Any]:
         """The batches of an iteration, which are noted while it is the latest one.
@@ -831,13 +743,13 @@ class ResumableLoader(EpochLoader):
         compare their plans.
         """
         compares_after = batches_before_comparing(in_trainer=self._trainer is not None, evaluates=self._fixed)
-        iteration.under_way = True
+        iteration.under_way, sum_budget = True, self._sum_budget()
         try:
             while True:
                 compares = iteration.together == compares_after or (iteration.changed and compares_after is not None)
                 if compares and checked and self._check_ranks:
                     iteration.changed = False
-                    compare_plans(iteration.plan, self._name, iteration.ranks[0], self._given_ranks.mesh)
+                    compare_plans(iteration.compared, self._name, iteration.ranks[0], self._given_ranks.mesh)
                 if reader is self._reader and self._progress.under_way is not iteration:
                     return
                 if self._progress.under_way is iteration:
@@ -846,17 +758,19 @@ class ResumableLoader(EpochLoader):
                 if (delivered := reader.next()) is None:
                     break
                 late = (came := time.perf_counter()) - asked > LATE
-                indices, position = iteration.in_flight.popleft()
                 batch, skipped, error, traffic = delivered
                 if error is not None:
+                    iteration.in_flight.popleft()
                     raise error
-                iteration.deliver(indices, skipped, position)
-                if self._progress.move(iteration, position.steps):
+                planned = iteration.deliver(skipped)
+                if self._progress.move(iteration, iteration.position.steps):
+                    iteration.plan.delivered(planned)
                     self._stats.wait(asked, came)
-                    self._note(indices, skipped)
+                    self._note(planned.samples, skipped)
                     if traffic is not None:
                         self._stats.add_remote(traffic, late=late)
-                    self._warn_if_padded(batch)
+                    if sum_budget is not None and not self._padding_was_named:
+                        self._warn_if_padded(batch, sum_budget)
                 iteration.together += 1
                 yield batch
             if iteration.in_flight:
@@ -874,52 +788,41 @@ class ResumableLoader(EpochLoader):
         if self._progress.iteration is not None:
             self._progress.iteration.under_way = False
 
-    def _rest(self, epoch: int, position: Position) -> Iterator[Any]:
-        """The rest of an epoch, beside the iteration that has the workers and the position; it counts for nothing."""
-        with self._beside(epoch, position) as (iteration, reader):
-            yield from self._read(iteration, reader, checked=False)
-
     def _look(self) -> Iterator[Any]:
         """The epoch once more, while another iteration is under way.
 
         One batch is a look, which counts for nothing. With the second one the epoch is restarted.
         """
         progress = self._progress
-        with self._beside(progress.epoch, progress.again()) as (iteration, reader):
+        with self._beside(progress.again()) as (iteration, reader):
             for number, batch in enumerate(self._read(iteration, reader, checked=True), 1):
                 yield batch
                 if number == 1 and progress.begun and not progress.chosen and progress.epoch == iteration.epoch:
+                    planned, skipped = iteration.delivered
+                    iteration.plan.adopt(iteration.epoch, iteration.start, planned)
                     progress.adopt(iteration)
-                    self._note(*iteration.delivered)
+                    self._note(planned.samples, skipped)
 
     @contextmanager
-    def _beside(self, epoch: int, start: Position) -> Iterator[tuple[Iteration, BatchReader]]:
-        """An iteration from a position on, with a batch sampler and workers of its own."""
-        if self._factory is None:
-            batches = foreign.copied(self._batch_sampler, self.dataset, self._name)
-        else:
-            batches = self._made(self._factory_ranks or self.ranks)
+    def _beside(self, start: Position) -> Iterator[tuple[Iteration, BatchReader]]:
+        """An iteration of the epoch from a position on that counts for nothing, with workers of its own."""
+        plan = self._batches()
+        length, batches = plan.beside(self.epoch, start)
+        length, compared = self._planned(plan, self.epoch, start, length)
+        iteration = self._iteration(plan, start, length, compared)
+        iteration.batches = batches
+        with self._other_reader() as reader:
+            self._start(iteration, reader)
+            yield iteration, reader
+
+    @contextmanager
+    def _other_reader(self) -> Iterator[BatchReader]:
+        """Workers beside those of the loader."""
         reader = BatchReader(self._batch_dataset, self._loading)
         try:
-            iteration = self._iteration(batches, epoch, self._placed(batches, epoch, start))
-            self._start(iteration, batches, reader)
-            yield iteration, reader
+            yield reader
         finally:
             reader.close()
-
-    def _is_placed(self, batches: Any) -> bool:
-        """Whether a batch sampler is where the loader is: trainers tell a sampler that they find epochs of theirs."""
-        place = self._progress.place
-        if foreign.has_state(batches):
-            return position_of(batches, place.steps) == place
-        foreign.set_epoch(batches, self.epoch)
-        return True
-
-    @staticmethod
-    def _placed(batches: Any, epoch: int, place: Position) -> Position:
-        """Put a batch sampler at a place of an epoch."""
-        foreign.place(batches, epoch, *place)
-        return position_of(batches, *place)
 
     def _note(self, indices: Sequence[int], skipped: list[SkippedSample]) -> None:
         if skipped:
@@ -934,13 +837,13 @@ class ResumableLoader(EpochLoader):
             if self._stats.skip(SkippedSample(*sample)):
                 warn_of_skipped(sample, len(self._stats.skipped))
 
-    def _warn_if_padded(self, batch: Any) -> None:
+    def _sum_budget(self) -> float | None:
+        """The budget of batches that counts the sum of the sizes; None without one."""
+        cost, budget = batch_plans.budget_of(self._present_sampler)
+        return budget if isinstance(cost, str) and cost == "sum" else None
+
+    def _warn_if_padded(self, batch: Any, budget: float) -> None:
         """Warn once of a batch that is padded beyond a budget which counts the sum of the sizes."""
-        if self._padding_was_named:
-            return
-        cost, budget = foreign.budget_of(self._batch_sampler)
-        if budget is None or not (isinstance(cost, str) and cost == "sum"):
-            return
         found = padded_beyond(batch, len(self.indices), partial(self._stats.longest_of, self.indices), budget)
         if found is None:
             return
@@ -964,8 +867,13 @@ class ResumableLoader(EpochLoader):
         """Add a note to the error of a worker that died or was too late: the samples that were waited for."""
         message = str(error) if isinstance(error, RuntimeError) else ""
         if iteration.in_flight and ("DataLoader worker" in message or "DataLoader timed out" in message):
-            indices, position = iteration.in_flight[0]
+            indices = iteration.in_flight[0].samples
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in indices[:3])
             rest = f" and {len(indices) - 3} more" if len(indices) > 3 else ""
-            batch = f"batch {position.steps - 1} of epoch {iteration.epoch}"
+            batch = f"batch {iteration.position.steps} of epoch {iteration.epoch}"
             error.add_note(f"the {self._name} loader waited for {batch}: {shown}{rest}")
+
+
+def _begun(plan: BatchPlan, epoch: int, position: Position) -> Iterator[BatchAt]:
+    """Batches from a position on; the iteration begins with the first, when the workers have started."""
+    yield from plan.begin(epoch, position)

@@ -15,6 +15,7 @@ from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loader import ResumableLoader
+from headrace.webdatamodule.loading.batch_plans import has_state
 from headrace.webdatamodule.loading.batch_sampler import DistributedBatchSampler
 from headrace.webdatamodule.loading.distributed import is_distributed, on_one_rank, waiting
 from headrace.webdatamodule.loading.factories import (
@@ -32,7 +33,6 @@ from headrace.webdatamodule.loading.factories import (
     refuse_uneven_evaluation,
 )
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, own_fingerprint
-from headrace.webdatamodule.loading.foreign_batch_sampler import has_state
 from headrace.webdatamodule.loading.map_datasets import check_datasets
 from headrace.webdatamodule.loading.options import (
     Collate,

@@ -135,6 +135,10 @@ class RunSampler(Sampler[list[Any]]):
         """
         return self._run.batches_from(None if place is None else self._checked_place(place))
 
+    def n_batches_from(self, place: Place | int) -> int:
+        """Return the number of batches that `batches_from` yields from a place on."""
+        return self._run.n_batches_from(self._checked_place(place))
+
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
         """Return the samples of any step of the run, past or future, rank by rank.
 

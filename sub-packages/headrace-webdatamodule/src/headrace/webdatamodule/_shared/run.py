@@ -418,6 +418,10 @@ class Run:
             raise ValueError(f"place must be at position {plan.start} to {plan.end} of the epoch, got {began.position}")
         yield from self._batches_of(Iteration(plan, began, world), plan.steps(began, world, self.all_ranks), rank)
 
+    def n_batches_from(self, place: Place) -> int:
+        """Return the number of batches of an iteration that begins at a place of this epoch."""
+        return self._n_batches(self._plan_from(place).n_steps(place, self.world))
+
     def _plan_from(self, place: Place) -> EpochPlan:
         """Return the plan of an iteration that begins at a place of this epoch, with the present settings."""
         if not self.record.changes_after(self.epoch, place.position):

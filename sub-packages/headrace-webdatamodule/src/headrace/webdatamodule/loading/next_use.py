@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule.loading.foreign_batch_sampler import sizes_of
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.shards.reading.local_shards import Upcoming
 
@@ -149,9 +148,9 @@ class PlanUses:
         return min(_WINDOWS, 1 << max(0, enough - 1).bit_length())
 
 
-def planned_uses(batch_sampler: Any, world: int, rank: int) -> PlanUses | None:
-    """The next uses by a batch sampler of another package, if it plans epochs; else None, and for a single node."""
-    ranks, plan, sizes = ranks_of_node(world, rank), getattr(batch_sampler, "plan", None), sizes_of(batch_sampler)
+def planned_uses(plan: Any, sizes: Any, world: int, rank: int) -> PlanUses | None:
+    """The next uses by a batch sampler of another package, from its `plan` of epochs; None for a single node."""
+    ranks = ranks_of_node(world, rank)
     if ranks is None or len(ranks) == world or not callable(plan):
         return None
     if not isinstance(sizes, np.ndarray) or len(sizes) > _MOST_PLANNED:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule.loading.batch_plans import longest_of, samples_of, sizes_of
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, find_sources, source_names
-from headrace.webdatamodule.loading.foreign_batch_sampler import longest_of, samples_of, sizes_of
 from headrace.webdatamodule.loading.sizes import check_sizes
 from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 
