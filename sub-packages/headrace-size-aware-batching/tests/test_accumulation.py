@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning
@@ -16,9 +15,7 @@ import torch
 from processes import run_ranks
 from torch.utils.data import DataLoader
 
-from headrace.size_aware_batching import OptimizerStepBatchSampler
 from headrace.size_aware_batching.callbacks import BatchesOfStep, TokensPerStep
-from headrace.size_aware_batching.integrations import TrainerGuard
 
 
 def of_two_ranks(train: Callable[[], Any], folder: Path) -> list[Any]:
@@ -100,31 +97,3 @@ def test_what_a_trainer_cannot_follow_is_refused() -> None:
     manual.automatic_optimization = False
     with pytest.raises(ValueError, match="TokensPerStep needs automatic optimization"):
         trainer_of().fit(manual)
-
-
-def begin(sampler: OptimizerStepBatchSampler, accumulated: int) -> None:
-    loader: Any = DataLoader(range(300), batch_sampler=sampler)  # type: ignore[arg-type]  # has a length and indices
-    arguments = SimpleNamespace(world_size=1, ignore_data_skip=False, gradient_accumulation_steps=accumulated)
-    state = SimpleNamespace(global_step=0, stateful_callbacks={}, num_train_epochs=2, epoch=0.0)
-    TrainerGuard(sampler).on_train_begin(arguments, state, None, train_dataloader=loader)
-
-
-def test_a_guard_refuses_another_number_of_batches_than_a_step_has() -> None:
-    constant = OptimizerStepBatchSampler(steps_worker.LENGTHS, 220, tokens_per_step=900)
-    begin(constant, constant.accumulate)
-    with pytest.raises(ValueError, match="gradient_accumulation_steps must be 5, as an optimizer step of epoch 0 has"):
-        begin(constant, 3)
-    with pytest.raises(
-        ValueError, match=r"got 5: a Trainer accumulates the same number in all steps. Give the sampler"
-    ):
-        begin(steps_worker.sampler_of(), 5)
-    with pytest.raises(ValueError, match="all epochs must have the same number of batches, got 70 in the first and 50"):
-        begin(steps_worker.sampler_of(accumulate=10), 10)  # the stages of a schedule make them differ
-    lengths = np.random.default_rng(0).integers(5, 60, 400)
-    tokens: dict[str, Any] = {"cost": "padded", "tokens_per_step": 2000}
-    uneven = OptimizerStepBatchSampler(lengths, 600, **tokens)
-    cure = r"a constant tokens_per_step, accumulate=\d and tail='drop', which .*, or use num_train_epochs=1"
-    with pytest.raises(ValueError, match=f"got 33 in the first and 34 in epoch 1.*Give the sampler {cure}"):
-        begin(uneven, uneven.accumulate)
-    begin(OptimizerStepBatchSampler(lengths, 600, **tokens, accumulate=uneven.accumulate, tail="drop"), 5)
-    begin(OptimizerStepBatchSampler(steps_worker.LENGTHS, 220, tokens_per_step=900, accumulate=6), 6)

@@ -3,7 +3,6 @@
 The loops themselves run in ``headrace/tests/integrations``, with the real libraries.
 """
 
-import json
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
@@ -14,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from doors import sampler_with
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.integrations import (
     PreparedBatchSampler,
-    TrainerGuard,
     TrainerLoader,
     sampler_state,
 )
@@ -202,6 +199,7 @@ class PreparedLoader:
 
     def __init__(self, batches: Any, rank: int, world: int) -> None:
         self.batches, self.rank, self.world = batches, rank, world
+        self.batch_sampler = SimpleNamespace(num_processes=world)
 
     def __iter__(self) -> Any:
         batches, read = iter(self.batches), list[Any]()
@@ -258,164 +256,8 @@ def test_a_loader_for_a_trainer_must_be_resumable() -> None:
         TrainerLoader(loader_of(of_rank(0)))
 
 
-def begin(
-    guard: TrainerGuard,
-    loader: Any,
-    world_size: int = 3,
-    saved: Any = None,
-    epochs: int = 2,
-    skip: bool = False,
-    accumulated: int = 1,
-) -> Any:
-    """What a trainer does when its training begins, or goes on from a checkpoint."""
-    state = SimpleNamespace(
-        global_step=0 if saved is None else 7, stateful_callbacks={}, num_train_epochs=epochs, epoch=0.0
-    )
-    if saved:
-        state.stateful_callbacks["headrace"] = saved
-    arguments = SimpleNamespace(world_size=world_size, ignore_data_skip=skip, gradient_accumulation_steps=accumulated)
-    guard.on_train_begin(arguments, state, None, train_dataloader=loader)
-    return state
-
-
 def loader_of(batch_sampler: Any) -> DataLoader[int]:
     return DataLoader(Numbers(), batch_sampler=batch_sampler, collate_fn=numbers)
-
-
-def test_a_guard_refuses_what_a_checkpoint_was_not_saved_with() -> None:
-    sampler = of_rank(0)
-    saved = begin(TrainerGuard(sampler), loader_of(sampler)).stateful_callbacks["headrace"]
-    begin(TrainerGuard(sampler), loader_of(sampler), saved=saved)
-    with pytest.raises(ValueError, match=r"world_size must be 3, as in the checkpoint, got 2: .*; resume with 3"):
-        begin(TrainerGuard(sampler), loader_of(sampler), world_size=2, saved=saved)
-    with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, as in the checkpoint, got 2: "):
-        begin(TrainerGuard(sampler), loader_of(sampler), saved=saved, accumulated=2)
-    begin_again_with_tokens_per_step()
-    other = of_rank(0, seed=1)
-    with pytest.raises(ValueError, match=r"the checkpoint is of other batches: .*construct it as then"):
-        begin(TrainerGuard(other), loader_of(other), saved=saved)
-    with pytest.warns(UserWarning, match="was saved without a TrainerGuard"):
-        begin(TrainerGuard(sampler), loader_of(sampler), saved={})
-    with pytest.raises(ValueError, match="ignore_data_skip must be False, got True"):
-        begin(TrainerGuard(sampler), loader_of(sampler), saved=saved, skip=True)
-
-
-def begin_again_with_tokens_per_step() -> None:
-    """Its steps are the same on any number of processes, with the accumulated batches of these."""
-    before, after = (of_rank(0, world, tokens_per_step=4000, tail="drop") for world in (3, 1))
-    assert before.accumulate < after.accumulate
-    saved = begin(TrainerGuard(before), loader_of(before), accumulated=before.accumulate).stateful_callbacks["headrace"]
-    begin(TrainerGuard(after), loader_of(after), 1, saved=saved, accumulated=after.accumulate)
-    with pytest.raises(ValueError, match=f"gradient_accumulation_steps must be {after.accumulate}, as an optimizer"):
-        begin(TrainerGuard(after), loader_of(after), 1, saved=saved, accumulated=before.accumulate)
-
-
-def test_a_guard_refuses_loaders_that_lose_or_repeat_batches() -> None:
-    class Shard(BatchSampler):
-        """As accelerate makes it."""
-
-        def __init__(self, batch_sampler: Any) -> None:
-            self.batch_sampler, self.num_processes = batch_sampler, 3
-
-    sampler, of_all = of_rank(0), of_rank("all")
-    begin(TrainerGuard(of_all), loader_of(Shard(of_all)))
-    with pytest.raises(ValueError, match=r'2 of 3 batches would be lost: .*rank="all"'):
-        begin(TrainerGuard(sampler), loader_of(Shard(sampler)))
-    with pytest.raises(ValueError, match="every process would train on all batches"):
-        begin(TrainerGuard(of_all), loader_of(of_all))
-    for other in (of_rank(0), BatchSampler(SequentialSampler(SIZES), 4, drop_last=False)):
-        with pytest.raises(ValueError, match="sampler must be that of the trainer's loader, got another one"):
-            begin(TrainerGuard(sampler), loader_of(other))
-    with pytest.raises(TypeError, match="sampler must be a sampler of headrace, got list without"):
-        TrainerGuard([[0]])
-
-
-def test_a_guard_refuses_epochs_of_different_lengths_and_chooses_the_epoch() -> None:
-    sampler = of_rank(0, 1, strategy="sequential")
-    lengths = set()
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        lengths.add(len(sampler))
-    assert len(lengths) > 1
-    begin(TrainerGuard(sampler), loader_of(sampler), 1, epochs=1)
-    with pytest.raises(ValueError, match=r"all epochs must have the same number of batches, got .* num_train_epochs=1"):
-        begin(TrainerGuard(sampler), loader_of(sampler), 1)
-    even = of_rank(0)
-    guard = TrainerGuard(even)
-    state = begin(guard, loader_of(even))
-    state.epoch = 1.4
-    guard.on_epoch_begin(None, state, None)
-    assert even.epoch == 1
-    assert guard.on_evaluate(None, None, None) is None
-    with pytest.raises(AttributeError, match="TrainerGuard has no of"):
-        guard.of()
-
-
-@pytest.mark.parametrize("steps", [3, 1_000], ids=["in an epoch", "at its end"])
-def test_a_guard_keeps_the_record_of_the_run_in_the_checkpoints(steps: int) -> None:
-    """A resumed run numbers its steps on, and delivers what an unbroken one does."""
-    first = of_rank(0)
-    guard = TrainerGuard(first)
-    state = begin(guard, loader_of(first))
-    guard.on_epoch_begin(None, state, None)
-    for _ in islice(first, steps):
-        guard.on_step_end(None, state, None)
-    saved = json.loads(json.dumps(state.stateful_callbacks["headrace"]))
-    length = len(first)
-    assert saved["sampler"]["step"] == min(steps, length)
-    resumed = of_rank(0)
-    guard = TrainerGuard(resumed)
-    state = begin(guard, loader_of(resumed), saved=saved)
-    state.epoch = 0.3 if steps < length else 1.0
-    guard.on_epoch_begin(None, state, None)
-    again = list(resumed)
-    guard.on_step_end(None, state, None)
-    wanted = of_rank(0)
-    wanted.set_epoch(int(state.epoch))
-    assert again == list(wanted)
-    assert state.stateful_callbacks["headrace"]["sampler"]["step"] == length * (1 + int(state.epoch))
-    assert [resumed.step(number)[0] for number in range(length)] == list(of_rank(0))
-
-
-def test_a_guard_resumes_with_an_order_that_keeps_no_record() -> None:
-    def batches() -> Any:
-        order = RandomSampler(SIZES, generator=torch.Generator().manual_seed(0))
-        return DistributedSizeAwareBatchSampler(SIZES, 500, sampler=order, num_replicas=1, rank=0)
-
-    first = batches()
-    guard = TrainerGuard(first)
-    state = begin(guard, loader_of(first), 1, epochs=1)
-    guard.on_epoch_begin(None, state, None)
-    next(iter(first))
-    guard.on_step_end(None, state, None)
-    resumed = batches()
-    guard = TrainerGuard(resumed)
-    saved = {**state.stateful_callbacks["headrace"], "fingerprint": resumed.fingerprint}
-    state = begin(guard, loader_of(resumed), 1, saved=saved, epochs=1)
-    guard.on_epoch_begin(None, state, None)
-    assert list(resumed) == list(batches())
-
-
-@pytest.mark.parametrize(
-    ("change", "names"), [(lambda batches: batches.exclude([3]), "exclude"), (lambda batches: batches.skip(1), "skip")]
-)
-def test_a_guard_refuses_changes_of_the_run_and_checkpoints_of_other_samples(change: Any, names: str) -> None:
-    sampler, refused = of_rank(0), f"{names} of the sampler must not be called in a run of a Trainer"
-    guard = TrainerGuard(sampler)
-    state = begin(guard, loader_of(sampler))
-    guard.on_epoch_begin(None, state, None)
-    batches = iter(sampler)
-    next(batches)
-    guard.on_step_end(None, state, None)
-    change(sampler)
-    with pytest.raises(ValueError, match=refused):
-        guard.on_step_end(None, state, None)
-    saved = json.loads(json.dumps(state.stateful_callbacks["headrace"]))
-    assert saved["sampler"]["step"] == 1
-    resumed = of_rank(0)
-    change(resumed)
-    with pytest.raises(ValueError, match=refused):
-        begin(TrainerGuard(resumed), loader_of(resumed), saved=saved)
 
 
 def test_a_trainer_finds_set_epoch_where_it_looks() -> None:

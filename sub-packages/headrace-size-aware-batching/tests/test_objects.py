@@ -37,7 +37,7 @@ from headrace.size_aware_batching import (
 )
 
 SIZES = np.random.default_rng(0).integers(1, 400, 500)
-MODULES = ("callbacks", "integrations.accelerate", "integrations.trainer")
+MODULES = ("callbacks", "integrations.accelerate", "integrations.trainer_loader")
 SHAPE = [torch.arange(3), torch.arange(5)]
 
 
@@ -120,8 +120,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "StepPlan": lambda: plan_step(SIZES, 20_000, num_replicas=4),
     "StepReport": lambda: plan_step(SIZES, 20_000, num_replicas=4).report(),
     "TokensPerStep": lambda: lightning_or_skip("TokensPerStep")(sampler()),
-    "TrainerGuard": lambda: of_integration("trainer", "TrainerGuard")(sampler()),
-    "TrainerLoader": lambda: of_integration("trainer", "TrainerLoader")(Loader()),
+    "TrainerLoader": lambda: of_integration("trainer_loader", "TrainerLoader")(Loader()),
     "WorstBatchesFirst": lambda: lightning_or_skip("WorstBatchesFirst")(2),
 }
 

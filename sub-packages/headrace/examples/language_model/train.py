@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler, PaddedCollate
-from headrace.size_aware_batching.integrations import TrainerGuard
+from headrace.size_aware_batching import PaddedCollate
+from headrace.size_aware_batching.integrations import SizeAwareTrainerMixin
 
 CHECKPOINTS = os.environ.get("CHECKPOINTS", "checkpoints")
 PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets it
 BUDGET = 1024  # most tokens in a batch on one process, with padding: what its memory allows
 TOKENS = 6000  # of an optimizer step, on all processes together, without padding
-BATCHES = 8  # of an optimizer step, on all processes together
+BATCHES = 10  # of an optimizer step, on all processes together
 VOCABULARY = 97
 
 
@@ -45,39 +45,18 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": self.texts[index], "labels": self.texts[index]}
 
 
-class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers has no types here
-    """Reads batches by size, and evaluates by tokens."""
+class TokenTrainer(SizeAwareTrainerMixin, Trainer):  # type: ignore[misc]  # transformers has no types here
+    """Trains and evaluates on batches of at most so many tokens."""
 
-    def __init__(self, *arguments: Any, batches: OptimizerStepBatchSampler, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.batches = batches
-
-    def get_train_dataloader(self) -> Any:
-        """Return the batches of this process."""
-        return DataLoader(self.train_dataset, batch_sampler=self.batches, collate_fn=COLLATE, num_workers=2)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the batches of this process, in the order of the data."""
-        data = self.eval_dataset if eval_dataset is None else eval_dataset
-        batches = DistributedSizeAwareBatchSampler(data.lengths, BUDGET, cost="padded", shuffle=False)
-        return DataLoader(data, batch_sampler=batches, collate_fn=COLLATE)
-
-    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
-        """Return the sums of a batch, which `means` adds up over batches and processes."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad():
-            output = model(**inputs)
-        targets, predicted = inputs["labels"][:, 1:], output["logits"][:, :-1].argmax(-1)
-        is_target = targets != -100
-        correct = (predicted == targets)[is_target].sum()
-        sums = torch.stack([output["loss"] * is_target.sum(), correct, is_target.sum()])
-        return None, sums[None], torch.zeros(1, device=sums.device)  # a Trainer wants labels to compute metrics
+    def sizes_of(self, dataset: Texts) -> Any:
+        """Return the number of tokens of each text."""
+        return dataset.lengths
 
 
-def means(evaluated: Any) -> dict[str, float]:
-    """Return the mean loss and accuracy of the tokens."""
-    loss, correct, targets = evaluated.predictions.sum(axis=0)
-    return {"loss": loss / targets, "accuracy": correct / targets}
+def accuracy(evaluated: Any) -> dict[str, float]:
+    """Return the share of the tokens that the model predicts: a token is the target of the one before."""
+    targets, predicted = evaluated.label_ids[:, 1:], evaluated.predictions[:, :-1]
+    return {"accuracy": float((predicted == targets)[targets != -100].mean())}
 
 
 def made_up(count: int, seed: int) -> Texts:
@@ -90,22 +69,15 @@ def made_up(count: int, seed: int) -> Texts:
 def main() -> None:
     """Train from the latest checkpoint on, if there is one."""
     train, validation = made_up(800, seed=0), made_up(100, seed=1)
-    batches = OptimizerStepBatchSampler(
-        train.lengths,
-        BUDGET,
-        cost="padded",
-        tokens_per_step=TOKENS,
-        accumulate=BATCHES // PROCESSES,
-        tail="drop",  # a Trainer needs epochs of one length: less than a step of each is left out
-    )
     arguments = TrainingArguments(
         CHECKPOINTS,
         num_train_epochs=3,
-        gradient_accumulation_steps=batches.accumulate,
+        gradient_accumulation_steps=BATCHES // PROCESSES,
         learning_rate=1e-2,
         eval_strategy="epoch",
         logging_steps=1,
         save_steps=5,
+        dataloader_num_workers=2,
         report_to=[],
         use_cpu=not torch.cuda.is_available(),
     )
@@ -114,17 +86,17 @@ def main() -> None:
     trainer = TokenTrainer(
         LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes)),
         arguments,
-        batches=batches,
         train_dataset=train,
         eval_dataset=validation,
-        compute_metrics=means,
-        callbacks=[TrainerGuard(batches)],
+        data_collator=PaddedCollate({"labels": -100}, return_mask=True),
+        preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1),  # what accuracy needs of them
+        compute_metrics=accuracy,
+        max_tokens_per_batch=BUDGET,
+        sampler_options={"tokens_per_step": TOKENS},
     )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(CHECKPOINTS) if Path(CHECKPOINTS).exists() else None)
     trainer.accelerator.free_memory()
 
-
-COLLATE = PaddedCollate({"labels": -100}, return_mask=True)
 
 if __name__ == "__main__":
     main()

@@ -1,20 +1,24 @@
-"""Hugging Face Trainer: `torchrun --nproc-per-node=2 hf_trainer.py`."""
+"""Hugging Face Trainer, on any number of processes: `torchrun --nproc-per-node=2 hf_trainer.py`."""
 
 import gc
+from typing import Any
 
 import torch.distributed as dist
 from task import CHECKPOINTS, EPOCHS, EVERY, WORKERS, Model, Texts, collate, latest
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-from headrace.size_aware_batching.integrations import TrainerGuard
+from headrace.size_aware_batching.integrations import SizeAwareTrainerMixin
+
+
+class TextTrainer(SizeAwareTrainerMixin, Trainer):  # type: ignore[misc]  # transformers has no types here
+    """Reads batches of at most so many tokens."""
+
 
 data, model = Texts(), Model()
-batches = DistributedSizeAwareBatchSampler(data.sizes, 1000)
-arguments = TrainingArguments(str(CHECKPOINTS), num_train_epochs=EPOCHS, save_steps=EVERY, use_cpu=True)
-trainer = Trainer(model, arguments, train_dataset=data, callbacks=[TrainerGuard(batches)])
-trainer.get_train_dataloader = lambda: DataLoader(data, batch_sampler=batches, collate_fn=collate, num_workers=WORKERS)
+options: dict[str, Any] = {"use_cpu": True, "dataloader_num_workers": WORKERS}
+arguments = TrainingArguments(str(CHECKPOINTS), num_train_epochs=EPOCHS, save_steps=EVERY, **options)
+batches: dict[str, Any] = {"max_tokens_per_batch": 1000, "sampler_options": {"cost": "sum"}}
+trainer = TextTrainer(model, arguments, train_dataset=data, data_collator=collate, **batches)
 trainer.train(resume_from_checkpoint=latest())
 model.report()
 if dist.is_initialized():

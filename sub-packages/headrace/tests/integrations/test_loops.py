@@ -18,9 +18,7 @@ NAMES = sorted(path.stem for path in LOOPS.glob("*.py") if path.stem != "task")
 # Steps in which a run dies, counted from 1 in each run; an epoch has 40 in one process and 20 in two.
 KILLS = {1: [50], 2: [8, 16]}
 MANY_KILLS = {1: [8, 20, 17, 20, 11], 2: [5, 8, 7, 9, 5]}
-INELASTIC = ["hf_trainer"]
-ELASTIC = [name for name in NAMES if name not in INELASTIC]
-REPEATED = ["accelerate_prepared", "accelerate_registered", "hf_trainer_elastic", "trainer_tokens"]
+REPEATED = ["accelerate_prepared", "accelerate_registered", "hf_trainer", "hf_trainer_elastic"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
@@ -55,7 +53,7 @@ def test_what_workers_have_read_ahead_is_not_lost(name: str, tmp_path: Path) -> 
     assert_exact(run(name, 1, tmp_path, workers=2), 1)
 
 
-@pytest.mark.parametrize("name", ELASTIC)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.nightly)])
 def test_a_run_goes_on_with_another_number_of_processes(name: str, before: int, after: int, tmp_path: Path) -> None:
     killed(name, before, tmp_path, 26 if before == 2 else 50)
@@ -93,12 +91,13 @@ def numbers(folder: Path) -> dict[int, tuple[Any, ...]]:
     return dict(sorted(found.items()))
 
 
-def test_a_trainer_counts_the_steps_that_were_done_and_the_epochs_of_the_data(tmp_path: Path) -> None:
-    killed("hf_trainer_elastic", 2, tmp_path, 11)
+@pytest.mark.parametrize("name", ["hf_trainer", "hf_trainer_elastic"])
+def test_a_trainer_counts_the_steps_that_were_done_and_the_epochs_of_the_data(name: str, tmp_path: Path) -> None:
+    killed(name, 2, tmp_path, 11)
     before = numbers(tmp_path)
     assert list(before) == [3, 6, 9]
     assert before[9] == (pytest.approx(9 / 20), 40, 9, pytest.approx(5e-5 * 31 / 40))
-    assert_exact(run("hf_trainer_elastic", 1, tmp_path), 1)
+    assert_exact(run(name, 1, tmp_path), 1)
     after = numbers(tmp_path)
     assert list(after) == [*range(3, 71, 3), 71]  # 9 in two processes, 22 for the rest of that epoch in one, and 40
     assert after[12][1:] == (71, 12, pytest.approx(5e-5 * 59 / 71))  # the schedule goes on over 71 steps
@@ -106,19 +105,30 @@ def test_a_trainer_counts_the_steps_that_were_done_and_the_epochs_of_the_data(tm
     assert [epoch for epoch, *_ in after.values()] == sorted(epoch for epoch, *_ in after.values())
     assert after[30][0] < 1 < after[33][0] == pytest.approx(1 + 2 / 40)
     assert after[71] == (2, 71, 71, 0)
-    again = run("hf_trainer_elastic", 1, tmp_path)  # a run that has ended trains on nothing
+    again = run(name, 1, tmp_path)  # a run that has ended trains on nothing
     assert_exact(again, 1)
     assert list(numbers(tmp_path)) == list(after)
 
 
-def test_with_tokens_per_step_a_trainer_has_the_same_steps_on_any_processes(tmp_path: Path) -> None:
-    killed("trainer_tokens", 2, tmp_path, 11)
-    assert_exact(run("trainer_tokens", 1, tmp_path), 1)
+def test_the_steps_of_a_trainer_stay_the_same_where_more_batches_are_accumulated_on_fewer_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCUMULATE", "3")
+    killed("trainer_accumulating", 2, tmp_path, 23)  # in step 8, the first of the second epoch
+    monkeypatch.setenv("ACCUMULATE", "6")
+    assert_exact(run("trainer_accumulating", 1, tmp_path), 1)
     found = numbers(tmp_path)
-    assert list(found) == [3, 6, 9, 12, 15, 16]
-    for step, (_, *rest) in found.items():
-        assert rest == [16, step, pytest.approx(5e-5 * (16 - step) / 16)]
-    assert found[16][0] == 2
+    assert list(found) == [3, 6, 9, 12, 14]
+    for step, (epoch, *rest) in found.items():
+        assert [epoch, *rest] == [pytest.approx(step / 7), 14, step, pytest.approx(5e-5 * (14 - step) / 14)]
+
+
+def test_a_trainer_goes_on_with_other_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for world, accumulate, step in ((2, 3, 14), (1, 2, 15), (2, 1, 5)):
+        monkeypatch.setenv("ACCUMULATE", str(accumulate))
+        killed("trainer_accumulating", world, tmp_path, step)
+    monkeypatch.setenv("ACCUMULATE", "4")
+    assert_exact(run("trainer_accumulating", 1, tmp_path), 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -126,19 +136,6 @@ def test_an_iterator_of_grain_goes_on_with_another_number_of_processes(workers: 
     killed("grain_direct", 2, tmp_path, 26, workers)
     killed("grain_direct", 1, tmp_path, 10, 2 - workers)
     assert_exact(run("grain_direct", 2, tmp_path, workers=workers), 2)
-
-
-def test_trainer_refuses_another_number_of_processes(tmp_path: Path) -> None:
-    killed("hf_trainer", 2, tmp_path, 8)
-    refused = run("hf_trainer", 1, tmp_path)
-    assert refused.code
-    assert "world_size must be 2, as in the checkpoint, got 1" in refused.output, refused.output
-
-
-def test_a_trainer_with_a_prepared_loader_and_accumulated_batches_goes_on_exactly(tmp_path: Path) -> None:
-    for step in (8, 23):
-        killed("trainer_prepared", 2, tmp_path, step)
-    assert_exact(run("trainer_prepared", 2, tmp_path), 2)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,7 @@ from runs_command import SIZES, Command, N, batches_by_size, equal_batches
 from runs_command import command as command
 from torch.utils.data import DataLoader
 
-from headrace.size_aware_batching.integrations import TrainerGuard
+from headrace.size_aware_batching.integrations import SizeAwareTrainerMixin
 from headrace.webdatamodule import ResumableLoader
 
 # torchdata 0.11 calls it in the constructor of its loader
@@ -84,42 +84,42 @@ def collate(samples: list[int]) -> dict[str, torch.Tensor]:
     return {"ids": torch.tensor(samples)}
 
 
-@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("stop", ["in an epoch", "at its end"])
-def test_checkpoints_of_a_trainer_with_the_guard(
-    tmp_path: Path, command: Command, make: Any, words: list[object], stop: str
-) -> None:
+def test_checkpoints_of_a_trainer_by_size(tmp_path: Path, command: Command, words: list[object], stop: str) -> None:
     """Also behind a resume, whose record goes on."""
     transformers = pytest.importorskip("transformers")
     seen: list[list[int]] = []
-    length = len(make())
-    first = length + 5 if stop == "in an epoch" else length
 
-    def train(steps: int, resume: str | None = None) -> None:
-        batches = make()
+    class MyTrainer(SizeAwareTrainerMixin, transformers.Trainer):  # type: ignore[misc, name-defined]
+        def sizes_of(self, dataset: Any) -> Any:
+            return SIZES
+
+    def trainer_of(steps: int) -> Any:
         arguments = transformers.TrainingArguments(
-            str(tmp_path / "out"), num_train_epochs=3, save_steps=first, max_steps=steps, report_to=[],
+            str(tmp_path / "out"), save_steps=first, max_steps=steps, report_to=[],
             disable_tqdm=True, use_cpu=True, logging_strategy="no",
         )  # fmt: skip
-        trainer = transformers.Trainer(
-            Noting(seen), arguments, train_dataset=list(range(N)), callbacks=[TrainerGuard(batches)]
-        )
-        trainer.get_train_dataloader = lambda: DataLoader(SAMPLES, batch_sampler=batches, collate_fn=collate)
-        trainer.train(resume_from_checkpoint=resume)
+        return MyTrainer(
+            Noting(seen), arguments, train_dataset=list(range(N)), data_collator=collate, max_tokens_per_batch=150,
+            sampler_options={"cost": "sum"},
+        )  # fmt: skip
 
-    train(first)
-    train(2 * first, str(tmp_path / "out" / f"checkpoint-{first}"))
+    first = 1
+    length = len(trainer_of(1).train_batches)
+    first = length + 5 if stop == "in an epoch" else length
+    trainer_of(first).train()
+    trainer_of(2 * first).train(str(tmp_path / "out" / f"checkpoint-{first}"))
     assert len(seen) == 2 * first
     for saved in (first, 2 * first):
         path = tmp_path / "out" / f"checkpoint-{saved}"
-        assert command.document(path)["step"] >= saved
+        assert command.document(path)["step"] == saved
         for number in (0, length - 1, length, first - 1, first, 2 * first - 1):
             assert command.step(path, number, *words) == [seen[number]], (saved, number)
 
 
-def test_a_trainer_without_the_guard_has_no_state(tmp_path: Path, command: Command) -> None:
+def test_another_trainer_has_no_state(tmp_path: Path, command: Command) -> None:
     path = tmp_path / "checkpoint-5"
     path.mkdir()
     (path / "trainer_state.json").write_text('{"stateful_callbacks": {}, "global_step": 5}')
     command("show", path, code=2)
-    assert "TrainerGuard" in command.error
+    assert "SizeAwareTrainerMixin" in command.error

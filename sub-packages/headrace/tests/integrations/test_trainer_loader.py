@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
-from headrace.size_aware_batching.integrations import TrainerGuard, TrainerLoader
+from headrace.size_aware_batching.integrations import TrainerLoader
 from headrace.webdatamodule import ResumableLoader
 from headrace.weighted_sampler import NamedConcatDataset, WeightedDistributedSampler
 
@@ -137,7 +137,7 @@ def test_a_training_ends_with_its_epochs_where_weights_change(tmp_path: Path) ->
 def test_what_would_lose_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ignore_data_skip must be True, got False"):
         trainer_of(tmp_path, ignore_data_skip=False).train()
-    with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, got 2: .* use an Optimizer"):
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps must be 1, got 2: .* use a SizeAware"):
         trainer_of(tmp_path, gradient_accumulation_steps=2).train()
     other = trainer_of(tmp_path)
     other.get_train_dataloader = lambda: DataLoader(DATA)  # type: ignore[arg-type]  # a list is a dataset
@@ -145,12 +145,9 @@ def test_what_would_lose_samples_is_refused(tmp_path: Path) -> None:
         other.train()
 
 
-def test_a_checkpoint_of_a_guard_has_no_position(tmp_path: Path) -> None:
-    batches = DistributedSizeAwareBatchSampler(SIZES, 500)
+def test_a_checkpoint_of_another_trainer_has_no_position(tmp_path: Path) -> None:
     arguments = TrainingArguments(str(tmp_path), max_steps=3, report_to=[], disable_tqdm=True, use_cpu=True)
-    guarded: Any = Trainer(Model(), arguments, train_dataset=DATA, callbacks=[TrainerGuard(batches)])
-    guarded.get_train_dataloader = lambda: DataLoader(DATA, batch_sampler=batches)  # type: ignore[arg-type]
-    guarded.train()
+    Trainer(Model(), arguments, train_dataset=DATA).train()
     path = tmp_path / "checkpoint-3"
     with pytest.raises(ValueError, match="the checkpoint must be one of a TrainerLoader, got one without"):
         trainer_of(tmp_path, 2, path)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from headrace.size_aware_batching import OptimizerStepBatchSampler, global_num_tokens, token_weighted_loss
-from headrace.size_aware_batching.integrations import TrainerGuard
+from headrace.size_aware_batching.integrations import SizeAwareTrainerMixin
 from headrace.webdatamodule import ResumableLoader
 
 LENGTHS = np.random.default_rng(0).integers(5, 60, 302)
@@ -80,12 +80,16 @@ def prepared() -> tuple[Any, Any]:
     return sampler, accelerator.prepare(loader)
 
 
+class TokenTrainer(SizeAwareTrainerMixin, Trainer):  # type: ignore[misc]  # of a library that may not be there
+    def sizes_of(self, dataset: Any) -> Any:
+        return LENGTHS
+
+
 def with_trainer() -> tuple[list[float], int]:
-    sampler = sampler_of(accumulate=6, tail="drop")
     arguments = TrainingArguments(
         tempfile.mkdtemp(),
         num_train_epochs=2,
-        gradient_accumulation_steps=sampler.accumulate,
+        gradient_accumulation_steps=6,
         learning_rate=0.1,
         lr_scheduler_type="constant",
         optim="sgd",
@@ -95,11 +99,13 @@ def with_trainer() -> tuple[list[float], int]:
         use_cpu=True,
         save_strategy="no",
     )
-    trainer: Any = Trainer(Model(), arguments, train_dataset=DATA, callbacks=[TrainerGuard(sampler)])
-    trainer.get_train_dataloader = lambda: DataLoader(
-        DATA,  # type: ignore[arg-type]  # a list is a dataset
-        batch_sampler=sampler,
-        collate_fn=collate,
+    trainer: Any = TokenTrainer(
+        Model(),
+        arguments,
+        train_dataset=DATA,
+        data_collator=collate,
+        max_tokens_per_batch=300,
+        sampler_options={"cost": "sum", "tokens_per_step": TOKENS},
     )
     trainer.train()
     return weights(trainer.model), trainer.state.global_step

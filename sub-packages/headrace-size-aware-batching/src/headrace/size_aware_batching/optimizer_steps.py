@@ -237,7 +237,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
             f"tokens_per_step: epoch {self.epoch} has {len(micro_batches):,} optimizer steps, and a loader read its "
             f"{micro_batches.sum():,} batches on each rank, but nothing asked which batches belong to a step: a loop "
             "that steps after every batch takes too many. Take the batches from sampler.optimizer_steps(loader), give "
-            "Lightning the callback TokensPerStep() and a Hugging Face Trainer a TrainerGuard(sampler), or read "
+            "Lightning the callback TokensPerStep(), use a SizeAwareTrainerMixin in a Hugging Face Trainer, or read "
             "sampler.accumulation before the epoch",
             self,
         )

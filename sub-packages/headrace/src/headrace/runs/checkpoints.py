@@ -271,7 +271,7 @@ def chosen(checkpoint: Checkpoint, path: str | None, name: str) -> Found:
     if not states:
         raise ValueError(
             f"{name}: no state of ResumableLoader, DistributedBatchSampler or DistributedSizeAwareBatchSampler in it: "
-            "save the loader's state_dict() with the weights; give a Hugging Face Trainer a TrainerGuard"
+            "save the loader's state_dict() with the weights; use a SizeAwareTrainerMixin in a Hugging Face Trainer"
         )
     if path is not None:
         if found := [one for one in states if one.path == path]:

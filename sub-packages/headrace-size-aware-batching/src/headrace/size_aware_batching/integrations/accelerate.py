@@ -94,8 +94,9 @@ class PreparedBatchSampler(Sampler[list[Any]]):
             loader: The result of ``prepare`` for a loader with this batch sampler.
         """
         self._counts_next = True
+        processes = getattr(getattr(loader, "batch_sampler", None), "num_processes", 1)  # among which accelerate shares
         for batch in loader:
-            for _ in range(self._sampler.num_replicas):  # a step, of which this process has one batch
+            for _ in range(processes):
                 self._delivered = self._read.popleft()
             yield batch
 
