@@ -159,8 +159,11 @@ class Site:
     url: str
     faults: Faults
 
+    def remote(self, cache: Path | None = None, **options: Any) -> Remote:
+        return Remote(self.url, cache_dir=cache, retry=QUICK, **options)
+
     def dataset(self, cache: Path | None = None, check: Any = "read", **options: Any) -> IndexedShards:
-        return IndexedShards(Remote(self.url, cache_dir=cache, retry=QUICK, **options), verify=check)
+        return IndexedShards(self.remote(cache, **options), verify=check)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -169,6 +172,13 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def settle(name: str = "look-ahead") -> None:
+    """Wait until nothing more is fetched ahead in this process, or planned."""
+    while threads := [thread for thread in threading.enumerate() if thread.name.startswith(name)]:
+        threads[0].join(60)
+        assert not threads[0].is_alive()
 
 
 def write(folder: Path, seed: int = 0) -> None:

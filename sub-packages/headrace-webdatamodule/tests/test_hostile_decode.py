@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import DecodeError, IndexedShards, ShardError, index_shards, write_tars
 from headrace.webdatamodule.shards import errors
-from headrace.webdatamodule.shards.indexed_shards import SampleDecoder
+from headrace.webdatamodule.shards.decoding.sample_decoder import SampleDecoder
 
 pytestmark = pytest.mark.slow
 

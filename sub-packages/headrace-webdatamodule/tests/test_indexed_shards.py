@@ -387,7 +387,8 @@ def test_what_is_given_in_the_place_of_shards_is_told(folder: Path, tmp_path: Pa
     (tmp_path / "x.fasta").write_text(">a\nM\n")
     wrong: list[tuple[Any, type[Exception], str]] = [
         ([folder, folder], ValueError, r"is a directory: .*\{name: directory\}"),
-        ({"a": folder}, ValueError, r"IndexedWebDataModule \{'train': \{name: directory\}\}"),
+        ({"a": {"b": folder}}, ValueError, "a place of shards must be .*got the mapping"),
+        ({}, ValueError, "source must name a place"),
         (tmp_path / "x.fasta", ValueError, "is not a tar: headrace-shards pack"),
         ([tmp_path / "x.fasta"], ValueError, "is not a tar: headrace-shards pack"),
         (folder / "none-{000000..000001}.tar", FileNotFoundError, "none-000000.tar.*or a pattern"),

@@ -11,7 +11,6 @@ from indexed_runs import TRAIN, VAL, Stateful, data, fit, make_shards
 from lightning.pytorch.loggers import CSVLogger
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 
 SIZES = [1 + 7 * number % 10 for number in range(40)]
 
@@ -93,7 +92,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_shares_of_the_sources_are_figures(folders: tuple[Path, Path]) -> None:
-    both = ConcatShards({name: IndexedShards(folder) for name, folder in zip("ab", folders, strict=True)})
+    both = IndexedShards(dict(zip("ab", folders, strict=True)))
     batches = DistributedBatchSampler(len(both), 9, shuffle=False, num_replicas=1, rank=0)
     loading = loader(both, batches)
     next(batch := iter(loading))

@@ -34,7 +34,6 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 
 EVIL = "<script>alert(1)</script>&\"'"
 N = 1200
@@ -66,7 +65,6 @@ def grain(name: str) -> Any:
 
 
 MAKE: dict[str, Callable[[Path], Any]] = {
-    "ConcatShards": lambda folder: ConcatShards({"web": IndexedShards(folder), "books": IndexedShards(folder)}),
     "DistributedBatchSampler": lambda _: DistributedBatchSampler(N, 5, num_replicas=2, rank=1),
     "Fault": lambda _: Fault("the header is damaged", "a.tar", offset=512),
     "GrainDataset": lambda _: grain("GrainDataset"),

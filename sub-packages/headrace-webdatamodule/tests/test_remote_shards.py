@@ -48,13 +48,14 @@ from headrace.webdatamodule import (
     ResumableLoader,
     RetryPolicy,
     ShardError,
+    ShardIndex,
     StaleIndexError,
     add_column,
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
-from headrace.webdatamodule.shards.remote.shards import most_index_bytes, windows
+from headrace.webdatamodule.shards.remote.fetcher import windows
+from headrace.webdatamodule.shards.remote.shards import most_index_bytes
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 
@@ -68,7 +69,7 @@ own_site = pytest.fixture(served_own)
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small shards take several."""
     monkeypatch.setattr("headrace.webdatamodule.shards.remote.cache._REQUEST", 7000)
-    monkeypatch.setattr("headrace.webdatamodule.shards.remote.shards._WINDOW", 9000)
+    monkeypatch.setattr("headrace.webdatamodule.shards.remote.fetcher._WINDOW", 9000)
 
 
 @pytest.fixture(params=["pieces", "cache"])
@@ -194,15 +195,13 @@ def test_urls_and_paths_are_not_mixed(source: Any) -> None:
 
 
 def test_members_close_together_come_in_one_request(site: Site) -> None:
-    dataset = site.dataset(max_gap=1 << 20)
+    dataset = site.dataset()
     dataset[0]
     site.faults.asked.clear()
-    dataset.__getitems__([3, 4, 9, 5])
+    dataset.__getitems__([3, 4, 6, 5])
     assert len(site.faults.ranges()) == 1
-    apart = site.dataset(max_gap=0)
-    apart[0]
     site.faults.asked.clear()
-    apart.__getitems__([1, 9])
+    dataset.__getitems__([1, 9])
     assert len(site.faults.ranges()) >= 2
 
 
@@ -406,7 +405,7 @@ def flip(path: Path, at: int) -> None:
 
 def test_damage_names_the_place(own_site: Site, cache: Path | None) -> None:
     path = sorted(own_site.folder.glob("*.tar"))[1]
-    index = IndexedShards([path])._shards.open_index(0)
+    index = ShardIndex.open(path)
     at = index.n_members // 4 * 2 + 1 - index.n_members % 2
     at = next(i for i in range(at, index.n_members) if index.locate(i)[1].endswith(".bin") and index.sizes[i] > 9)
     sample, member = index.locate(at)
@@ -467,9 +466,9 @@ def test_a_manifest_that_lies_or_lacks(own_site: Site) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=25)
-@given(st.lists(st.integers(-COUNT, COUNT - 1), max_size=30), st.integers(0, 5000), st.sampled_from([None, ["bin"]]))
-def test_any_batch(folder: Path, batch: list[int], gap: int, keys: list[str] | None) -> None:
-    far = IndexedShards(Remote(f"{folder.as_uri()}", max_gap=gap), keys)
+@given(st.lists(st.integers(-COUNT, COUNT - 1), max_size=30), st.sampled_from([None, ["bin"]]))
+def test_any_batch(folder: Path, batch: list[int], keys: list[str] | None) -> None:
+    far = IndexedShards(folder.as_uri(), keys)
     assert far.__getitems__(batch) == IndexedShards(folder, keys).__getitems__(batch)
 
 
@@ -535,7 +534,7 @@ def test_workers_of_a_loader_share_one_index_of_the_set(site: Site, cache: Path 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_of_a_loader_over_several_sets_share_their_indexes(site: Site) -> None:
     with served(site.folder) as other:
-        several = ConcatShards({"a": site.dataset(), "b": IndexedShards(site.folder), "c": other.dataset()})
+        several = IndexedShards({"a": site.remote(), "b": site.folder, "c": other.remote()})
         loader = ResumableLoader(several, DistributedBatchSampler(3 * COUNT, 5), collate_fn=keep, num_workers=2)
         assert sum(len(batch) for batch in loader) == 3 * COUNT
         for one in (site, other):
@@ -839,7 +838,6 @@ def test_secrets_are_not_shown(site: Site) -> None:
         ("url", "/data"),
         ("url", []),
         ("url", None),
-        ("max_gap", -1),
         ("timeout", 0),
         ("timeout", "5"),
         ("timeout", float("nan")),

@@ -24,7 +24,6 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.loading import worker
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.permutation import Shuffle
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
@@ -199,21 +198,18 @@ def test_shards_that_were_appended_are_taken_in(tmp_path: Path) -> None:
     for _ in islice(saved, 4):
         pass
     before = flat(saved.step(number)[0] for number in range(4))
-    for more in (IndexedShards(first + second), ConcatShards({"": IndexedShards(first + second)})):
-        state = saved.state_dict()
-        if isinstance(more, ConcatShards):
-            state["fingerprint"] = ConcatShards({"": IndexedShards(first)}).fingerprint
+    for more in (IndexedShards(first + second), IndexedShards({"": first + second})):
         grown = loader(more)
-        grown.load_state_dict(state, accept={"data"})
+        grown.load_state_dict(saved.state_dict(), accept={"data"})
         assert sorted(before + [sample["json"] for batch in grown for sample in batch]) == list(range(N + 10))
     with pytest.raises(ValueError, match="append whole shards"):
         loader(IndexedShards(second + first)).load_state_dict(saved.state_dict(), accept={"data"})
-    sources = ConcatShards({"one": IndexedShards(first), "two": IndexedShards(second)})
-    assert sources.prefix_fingerprint(N) == ConcatShards({"one": IndexedShards(first)}).fingerprint
+    sources = IndexedShards({"one": first, "two": second})
+    assert sources.prefix_fingerprint(N) == IndexedShards(first).fingerprint
     assert sources.prefix_fingerprint(N + 1) is None
     assert sources.find("s41") == 41
-    with pytest.raises(ValueError, match="is in 2 sources, one, two: give its index"):
-        ConcatShards({"one": IndexedShards(first), "two": IndexedShards(first)}).find("s01")
+    with pytest.raises(ValueError, match="2 samples of the sources one, two have the key 's01'"):
+        IndexedShards({"one": first, "two": first}).find("s01")
 
 
 def test_batch_samplers_that_keep_no_record_say_what_is_needed() -> None:
@@ -370,7 +366,7 @@ def test_a_key_of_several_samples_excludes_none_of_them(tmp_path: Path) -> None:
         shutil.copy(next((tmp_path / name).glob("*.tar")), both / f"{name}.tar")
     index_shards(both)
     shards = IndexedShards(both)
-    for dataset in (shards, ConcatShards({"one": shards})):
+    for dataset in (shards, IndexedShards({"one": both})):
         one = ResumableLoader(dataset, DistributedBatchSampler(len(dataset), 2), collate_fn=list)
         with pytest.raises(ValueError, match=r"2 samples have the key 'img', .* give their indices"):
             one.exclude(["a1", "img"])

@@ -26,6 +26,7 @@ from shard_server import (
     served,
     served_own,
     served_shared,
+    settle,
     until,
     write,
     written_once,
@@ -42,7 +43,6 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.loading import next_use
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.shards.remote import sample_cache
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -150,7 +150,7 @@ def test_with_room_for_all_nothing_is_fetched_twice(site: Site, tmp_path: Path) 
 def test_the_first_batch_waits_for_its_own_bytes_only(site: Site, tmp_path: Path) -> None:
     dataset = IndexedShards(remote(site, tmp_path / "cache"))
     dataset.__getitems__([0, 17, 40])
-    traffic = dataset._take_traffic()
+    traffic = dataset.take_traffic()
     assert traffic is not None
     assert traffic.fetched <= 3 * (3000 + 1100)
     whole_shards = IndexedShards(Remote(site.url, cache_dir=tmp_path / "other", retry=QUICK))
@@ -177,7 +177,7 @@ import sys
 from headrace.webdatamodule import IndexedShards, Remote
 dataset = IndexedShards(Remote(sys.argv[1], cache_dir=sys.argv[2], cache_unit="sample"))
 assert [sample["json"] for sample in dataset.__getitems__(range(len(dataset)))] == [[i] for i in range(len(dataset))]
-print(dataset._take_traffic().fetched)
+print(dataset.take_traffic().fetched)
 """
     url = f"{site.url}/wdshards-{{000000..000003}}.tar" if listed else site.url
     fetched = []
@@ -195,7 +195,7 @@ def test_reading_in_a_row_keeps_samples_and_finds_them(site: Site, tmp_path: Pat
     near = list(IndexedShards(site.folder))
     dataset = IndexedShards(remote(site, tmp_path / "cache"))
     dataset.__getitems__([5, 6, 40])
-    dataset._take_traffic()
+    dataset.take_traffic()
     assert list(dataset) == near
     dataset.close()
     site.faults.asked.clear()
@@ -255,9 +255,7 @@ def test_sets_of_one_process_share_the_room(own_site: Site, tmp_path: Path) -> N
     with served(other) as second:
         cache, limit = tmp_path / "cache", room_for(own_site, 0.7)
         sources = {"a": own_site, "b": second}
-        both = ConcatShards({
-            name: IndexedShards(remote(one, cache, cache_bytes=limit)) for name, one in sources.items()
-        })  # fmt: skip
+        both = IndexedShards({name: remote(one, cache, cache_bytes=limit) for name, one in sources.items()})
         made, sizes = loader(both), []
         for epoch in range(3):
             made.set_epoch(epoch)
@@ -334,7 +332,7 @@ def test_a_folder_that_others_evict_is_made_anew(site: Site, tmp_path: Path) -> 
     dataset = IndexedShards(remote(site, cache))
     for part in (range(20), range(20, 40)):
         assert dataset.__getitems__(part) == near.__getitems__(part)
-        dataset._look_ahead([], anew=True)  # as at the beginning of an epoch
+        dataset.announce([], restart=True)  # as at the beginning of an epoch
         [evicted] = cache.glob("*.samples")
         shutil.rmtree(evicted)
     for _ in range(2):
@@ -393,7 +391,7 @@ def test_a_flipped_byte_anywhere_costs_one_sample(site: Site, tmp_path: Path) ->
         path.write_bytes(data)
         dataset = IndexedShards(remote(site, cache))
         assert dataset.__getitems__(range(COUNT)) == samples
-        traffic = dataset._take_traffic()
+        traffic = dataset.take_traffic()
         assert traffic is not None
         assert traffic.fetched <= 3000 + 1100
         costly += traffic.fetched > 0  # a place in the log may be that of a sample that was damaged before
@@ -408,10 +406,9 @@ def test_what_is_damaged_after_it_was_planned_is_fetched_together(site: Site, tm
     batch = list(range(14))
     samples = dataset.__getitems__(batch)
     dataset.close()
-    dataset._look_ahead([[*batch, 14]], anew=True)  # the last one is fetched, of the same shard
-    ahead = dataset._ahead
-    assert ahead is not None
-    until(lambda: ahead.held > 0 and ahead._batches[0].parts is not None)
+    dataset.announce([[*batch, 14]], restart=True)  # the last one is fetched, of the same shard
+    until(lambda: bool(tars(site)))
+    settle()
     [log] = logs(cache)
     noise(log)
     site.faults.asked.clear()
@@ -495,7 +492,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(3):
         assert [sample["json"] for sample in dataset.__getitems__(range(len(dataset)))] == expected
-        dataset._look_ahead([], anew=True)
+        dataset.announce([], restart=True)
 print([str(one.message) for one in caught])
 """
     done = subprocess.run(
@@ -587,7 +584,7 @@ def test_processes_that_are_killed_leave_a_cache_that_is_right(site: Site, tmp_p
     for _ in range(2):
         assert numbers(dataset.__getitems__(range(COUNT))) == list(range(COUNT))
         dataset.close()
-    traffic = dataset._take_traffic()
+    traffic = dataset.take_traffic()
     assert traffic is not None
     assert traffic.cached > 0
     assert nbytes(cache) <= limit
@@ -731,9 +728,7 @@ def test_sources_of_a_mixture_are_kept_by_their_own_next_uses(
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     write(tmp_path / "second")
     with served(tmp_path / "second") as second:
-        both = ConcatShards({
-            name: IndexedShards(remote(one, tmp_path / "cache")) for name, one in (("a", own_site), ("b", second))
-        })  # fmt: skip
+        both = IndexedShards({name: remote(one, tmp_path / "cache") for name, one in (("a", own_site), ("b", second))})
         batches = DistributedBatchSampler(len(both), 4, num_replicas=2, rank=0)
         made = ResumableLoader(both, batches, collate_fn=numbers)
         seen = []

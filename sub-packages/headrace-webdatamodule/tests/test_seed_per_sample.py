@@ -30,7 +30,6 @@ from headrace.webdatamodule import (
     sample_rng,
     write_tars,
 )
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.sample_random import is_plain
 
 pytestmark = [
@@ -75,7 +74,7 @@ DATASETS: dict[str, Any] = {
     "few files": lambda folder: IndexedShards(folder, transform=augment, max_open=1),
     "decoder": lambda folder: IndexedShards(folder, decode=decode_randomly),
     "concatenated": parts,
-    "sources": lambda folder: ConcatShards({name: IndexedShards(folder, transform=augment) for name in "ab"}),
+    "sources": lambda folder: IndexedShards({"a": folder, "b": folder}, transform=augment),
     "remote": lambda folder: IndexedShards(Remote(folder.as_uri()), transform=augment),
 }
 

@@ -18,7 +18,6 @@ from headrace.webdatamodule import (
     index_shards,
     write_tars,
 )
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -104,7 +103,7 @@ def test_sets_of_one_process_share_the_room(site: Site, tmp_path: Path) -> None:
     with served(other) as second:
         cache, limit = tmp_path / "cache", room_for(site, 3)
         options: dict[str, Any] = {"cache_bytes": limit, "cache_unit": "shard"}
-        both = ConcatShards({"a": site.dataset(cache, **options), "b": second.dataset(cache, **options)})
+        both = IndexedShards({"a": site.remote(cache, **options), "b": second.remote(cache, **options)})
         made = loader(both)
         list(made)
         first = kept(cache)
@@ -230,10 +229,10 @@ def test_without_workers_a_cache_that_is_too_small_fetches_few_bytes_beside_thos
         expected = IndexedShards(tmp_path / "site", keys)
         for number in range(4):  # one shard is kept from here on
             dataset[200 * number]
-        dataset._take_traffic()
+        dataset.take_traffic()
         for batch in batches:
             assert dataset.__getitems__(batch) == expected.__getitems__(batch)
-        traffic = dataset._take_traffic()
+        traffic = dataset.take_traffic()
     assert traffic is not None
     # Members that follow one another, with their headers between them, count as one.
     assert traffic.fetched <= (1.02 if keys is None else 3) * traffic.used + 1536 * 320

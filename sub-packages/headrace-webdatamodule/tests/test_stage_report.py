@@ -18,24 +18,23 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.stage_report import DeliveryStats, Resumed
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> ConcatShards:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> IndexedShards:
     def made(name: str, count: int) -> Path:
         folder = tmp_path_factory.mktemp(name)
         write_tars([(f"{name}{i}", {"txt": b"x" * i}) for i in range(count)], folder, n_shards=1)
         index_shards(folder)
         return folder
 
-    return ConcatShards({name: IndexedShards(made(name, count)) for name, count in (("a", 10), ("b", 5))})
+    return IndexedShards({name: made(name, count) for name, count in (("a", 10), ("b", 5))})
 
 
 @given(st.lists(st.lists(st.integers(0, 14), max_size=6), max_size=30), st.integers(0, 30), st.booleans())
 def test_counts_are_those_of_the_batches(
-    sources: ConcatShards, batches: list[list[int]], asked: int, wide: bool
+    sources: IndexedShards, batches: list[list[int]], asked: int, wide: bool
 ) -> None:
     sizes = np.arange(15) + 1
     stats = DeliveryStats("train", sources, np.stack([sizes, sizes * 0], axis=1) if wide else sizes)
@@ -51,7 +50,7 @@ def test_counts_are_those_of_the_batches(
     assert report.fill == (pytest.approx(sum(i + 1 for i in flat) / padded) if padded else None)
 
 
-def test_many_batches_are_counted_on_the_way(sources: ConcatShards) -> None:
+def test_many_batches_are_counted_on_the_way(sources: IndexedShards) -> None:
     stats = DeliveryStats("train", sources, None)
     for number in range(2000):
         stats.add([number % 15, 3])
@@ -60,13 +59,13 @@ def test_many_batches_are_counted_on_the_way(sources: ConcatShards) -> None:
     assert stats.report().fill is None
 
 
-def test_sizes_of_zero_make_no_padding(sources: ConcatShards) -> None:
+def test_sizes_of_zero_make_no_padding(sources: IndexedShards) -> None:
     stats = DeliveryStats("train", sources, np.zeros(15, np.int64))
     stats.add([0, 1])
     assert stats.report().fill is None
 
 
-def test_a_report_reads_well(sources: ConcatShards) -> None:
+def test_a_report_reads_well(sources: IndexedShards) -> None:
     skipped = tuple(SkippedSample(number, f"sample {number} is cut") for number in range(12))
     told = str(LoaderReport("train", 1200, {"a": 3000, "b": 1000}, 0.75, 30, skipped, (4, 1)))
     assert "train of rank 1, one of 4: 4,000 samples in 1,200 batches" in told
@@ -86,7 +85,7 @@ def test_a_report_reads_well(sources: ConcatShards) -> None:
     assert "0 samples (0.0%)" in str(LoaderReport("val", 0, {"a": 0}, None))
 
 
-def test_a_sample_that_is_skipped_in_every_epoch_is_named_once(sources: ConcatShards) -> None:
+def test_a_sample_that_is_skipped_in_every_epoch_is_named_once(sources: IndexedShards) -> None:
     stats = DeliveryStats("train", sources, None)
     assert [stats.skip(SkippedSample(3, f"epoch {epoch}")) for epoch in range(3)] == [True, False, False]
     assert (stats.report().n_skipped, [one.sample for one in stats.report().skipped]) == (3, [3])

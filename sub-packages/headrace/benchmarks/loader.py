@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, write_shards
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 BATCH, BUDGET = 64, 16_384
@@ -57,7 +56,7 @@ def padded(samples: list[dict[str, Any]]) -> torch.Tensor:
     return torch.frombuffer(bytearray(joined), dtype=torch.uint8).view(len(texts), longest)
 
 
-def batchings(sizes: Any, sources: ConcatShards) -> dict[str, Making]:
+def batchings(sizes: Any, sources: IndexedShards) -> dict[str, Making]:
     """Batch samplers to compare with, each made anew for either loader."""
     sized = partial(DistributedSizeAwareBatchSampler, sizes, BUDGET, cost="padded", num_replicas=1, rank=0)
 
@@ -129,10 +128,10 @@ def main() -> None:
         for name in ("one", "other"):
             write_shards(half, f"{folder}/{name}", n_shards=4, workers=1)
         sources, raw = (
-            ConcatShards({name: IndexedShards(f"{folder}/{name}", decode=decode) for name in ("one", "other")})
+            IndexedShards({name: f"{folder}/{name}" for name in ("one", "other")}, decode=decode)
             for decode in ({"seq": None}, None)
         )
-        sizes = np.concatenate([part.sizes("seq") for part in sources.parts])
+        sizes = sources.sizes("seq")
         print(f"{'batches':28} workers   bare us/batch   ours us/batch   overhead")
         for what, make in batchings(sizes, sources).items():
             for workers in options.workers:
@@ -150,9 +149,13 @@ def main() -> None:
         raw.close()
 
 
-def report(what: str, make: Making, sources: ConcatShards, sizes: Any, workers: int, runs: int) -> None:
+def report(what: str, make: Making, sources: IndexedShards, sizes: Any, workers: int, runs: int) -> None:
     bare: DataLoader[Any] = DataLoader(
-        sources, batch_sampler=make(), collate_fn=padded, num_workers=workers, persistent_workers=workers > 0
+        sources,  # type: ignore[arg-type]  # a dataset without torch
+        batch_sampler=make(),
+        collate_fn=padded,
+        num_workers=workers,
+        persistent_workers=workers > 0,
     )
     ours = ResumableLoader(sources, make(), collate_fn=padded, num_workers=workers, sizes=sizes)
     pairs = compare(bare, ours, runs, workers)

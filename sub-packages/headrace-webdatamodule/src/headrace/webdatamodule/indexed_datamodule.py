@@ -11,7 +11,6 @@ import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from headrace.webdatamodule._shared.ranks import Mesh
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
 from headrace.webdatamodule.loading.options import Collate, OnError, SeedPer
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
@@ -220,11 +219,8 @@ class IndexedWebDataModule(MapDataModule):
             **self._limits,
         )
 
-    def _open_dataset(self, split: Split) -> ConcatShards:
-        transform = self._transform[split]
-        return ConcatShards(
-            {name: self._shards(split, place, transform) for name, place in self._places(split).items()}
-        )
+    def _open_dataset(self, split: Split) -> IndexedShards:
+        return self._shards(split, self._places(split), self._transform[split])
 
     def _evaluate_sizes(self, split: Split) -> Sizes:
         decode, keys = self._decode[split], self._keys[split]

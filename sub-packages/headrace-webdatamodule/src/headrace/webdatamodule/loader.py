@@ -27,13 +27,13 @@ from headrace.webdatamodule.loading.batch_reading import (
     SkippedSample,
     warn_of_skipped,
 )
-from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, sample_place
 from headrace.webdatamodule.loading.data_sketch import data_sketch, what_differs
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
 from headrace.webdatamodule.loading.iteration import Iteration, Progress
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.padding import padded_beyond
+from headrace.webdatamodule.loading.sample_places import describe_sample, sample_place
 from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
 from headrace.webdatamodule.loading.state_dict import DATA, check_loader_state, loader_state
@@ -614,7 +614,7 @@ class ResumableLoader(EpochLoader):
     def close(self) -> None:
         """End the workers and close the files of `IndexedShards`; both are restored when needed."""
         self._reader.close()
-        if isinstance(self.dataset, ConcatShards | IndexedShards):  # others may stay closed
+        if isinstance(self.dataset, IndexedShards):  # others may stay closed
             self.dataset.close()
 
     @property

@@ -21,11 +21,10 @@ def open_data(words: Sequence[str]) -> Any:
     """Open shards: those of one source, in one folder or several, or of several, each named as ``web=shards/web``.
 
     Returns:
-        `IndexedShards`, or a `ConcatShards` of the named ones; members stay bytes.
+        `IndexedShards`; members stay bytes.
     """
     with needed(WEBDATAMODULE, "--data"):
         from headrace.webdatamodule import IndexedShards
-        from headrace.webdatamodule.loading.concat_shards import ConcatShards
     named = {word: None if Path(word).exists() else _NAMED.fullmatch(word) for word in words}
     if bare := [word for word, match in named.items() if match is None]:
         if len(bare) < len(named):
@@ -40,9 +39,7 @@ def open_data(words: Sequence[str]) -> Any:
     places = {match[1]: match[2] for match in named.values() if match is not None}
     if len(places) < len(words):
         raise ValueError(f"--data must give each name once, got {' '.join(words)}")
-    return ConcatShards(
-        {name: IndexedShards(place, decode=None, max_bytes=sys.maxsize) for name, place in places.items()}
-    )
+    return IndexedShards(places, decode=None, max_bytes=sys.maxsize)
 
 
 def _tars(place: Path) -> list[Path]:
@@ -54,9 +51,6 @@ def _tars(place: Path) -> list[Path]:
 
 def parts_of(data: Any, words: Sequence[str]) -> Sequence[Any]:
     """The shards of each source or folder, in order; a column belongs to a folder."""
-    if hasattr(data, "parts"):
-        parts: Sequence[Any] = data.parts
-        return parts
     return [data] if len(words) == 1 else [open_data([word]) for word in words]
 
 
@@ -69,9 +63,6 @@ def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> b
     Raises:
         ValueError: They are others.
     """
-    from headrace.webdatamodule import IndexedShards
-    from headrace.webdatamodule.loading.concat_shards import ConcatShards
-
     own = data.prefix_fingerprint(n_samples) if len(data) >= n_samples else None
     if own is None:
         raise ValueError(
@@ -80,11 +71,7 @@ def check_data(data: Any, n_samples: int, loader: Mapping[str, Any] | None) -> b
         )
     if loader is None:
         return False
-    # A data module names the one source of a split after it.
-    prints = {own}
-    if isinstance(data, IndexedShards):
-        prints.add(ConcatShards({"train": data}).prefix_fingerprint(n_samples))
-    if loader["fingerprint"] not in prints:
+    if loader["fingerprint"] != own:
         raise ValueError(
             "--data are not the data of the run: give every folder of the run, in its order, as --data A --data B, or "
             "as --data NAME=A --data NAME=B if they are sources with names of their own. For a dataset of your own "
@@ -131,7 +118,7 @@ def rows_of_step(step: int, ranks: Sequence[Sequence[Any]], data: Any, sizes: An
             if not isinstance(key, int):  # a piece of a long sample
                 row |= {"start": int(key.start), "stop": int(key.stop)}
             if data is not None:
-                from headrace.webdatamodule.loading.concat_shards import sample_place
+                from headrace.webdatamodule.loading.sample_places import sample_place
 
                 row |= sample_place(data, int(key))
             if sizes is not None:

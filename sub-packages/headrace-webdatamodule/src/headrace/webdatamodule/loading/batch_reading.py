@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate, get_worker_info
 
-from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer
+from headrace.webdatamodule.loading.sample_places import describe_sample
 from headrace.webdatamodule.loading.sample_random import SampleRandom, batch_key, is_plain, seeded
 from headrace.webdatamodule.loading.worker import (
     WorkerTimeout,
@@ -55,10 +55,10 @@ class Request(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A worker's next batches, this one included: after those announced before, or in their place (`anew`)."""
+    """A worker's next batches, this one included: after those announced before, or in their place (`restart`)."""
 
     batches: list[Sequence[int]]
-    anew: bool
+    restart: bool
 
 
 def announced(requests: Iterator[Request], workers: int) -> Iterator[Request]:
@@ -77,9 +77,9 @@ def announced(requests: Iterator[Request], workers: int) -> Iterator[Request]:
                 failed.append(error)
         if not coming:
             break
-        anew = number < workers
-        places = range(0, len(coming), workers) if anew else range(_AHEAD * workers, len(coming), workers)
-        ahead = Ahead([coming[place].indices for place in places], anew)
+        restart = number < workers
+        places = range(0, len(coming), workers) if restart else range(_AHEAD * workers, len(coming), workers)
+        ahead = Ahead([coming[place].indices for place in places], restart)
         yield coming.popleft()._replace(ahead=ahead)
     if failed:
         raise failed[0]
@@ -134,12 +134,13 @@ class BatchDataset(Dataset[Any]):
         self.dataset, self.on_error = dataset, on_error
         self._collate_fn = default_collate if collate_fn is None else collate_fn
         self._by_sample = seed_per == "sample"
-        own = ConcatShards.__getitems__, IndexedShards.__getitems__
-        self.is_ours = getattr(type(dataset), "__getitems__", None) in own
-        self.looks_ahead = self.is_ours and dataset._looks_ahead
-        self.keeps_samples = self.is_ours and dataset._keeps_samples
+        # A subclass with a `__getitems__` of its own is read by that.
+        ours = getattr(type(dataset), "__getitems__", None) is IndexedShards.__getitems__
+        self.shards: IndexedShards | None = dataset if ours else None
+        self.looks_ahead = self.shards is not None and self.shards.looks_ahead
+        self.keeps_samples = self.shards is not None and self.shards.keeps_samples
         self._checked = False
-        key = None if isinstance(dataset, ConcatShards | IndexedShards) else getattr(dataset, "key", None)
+        key = None if isinstance(dataset, IndexedShards) else getattr(dataset, "key", None)
         self._key_of: Callable[[int], Any] | None = key if callable(key) else None
 
     def __getitems__(self, request: Request | Sequence[int]) -> RawBatch:
@@ -147,10 +148,9 @@ class BatchDataset(Dataset[Any]):
         random, key = None, None
         if isinstance(request, Request):
             indices = request.indices
-            if self.is_ours:
-                self.dataset._expect(request.upcoming)
-            if request.ahead is not None:
-                self.dataset._look_ahead(request.ahead.batches, anew=request.ahead.anew)
+            if self.shards is not None:
+                batches, restart = request.ahead or ((), False)
+                self.shards.announce(batches, restart=restart, next_use=request.upcoming)
             if self._by_sample:
                 if not is_plain(self.dataset):
                     random = SampleRandom(request.keys.samples, indices, request.draws)
@@ -177,9 +177,8 @@ class BatchDataset(Dataset[Any]):
         if random is None:
             return [self.dataset[index] for index in indices] if read is None else self._read_by(read, indices)
         samples: list[Any] = []
-        if self.is_ours:
-            samples += self.dataset._read_each(indices, lambda place: random.begin(first + place))
-            return samples
+        if self.shards is not None:
+            return self.shards.read(indices, lambda place: random.begin(first + place))
         for place, index in enumerate(indices, first):
             random.begin(place)
             samples += [self.dataset[index]] if read is None else self._read_by(read, [index])
@@ -249,7 +248,7 @@ class BatchDataset(Dataset[Any]):
             if not self._checked and get_worker_info() is not None:
                 check_picklable(batch)  # the first one of each worker; to pickle all twice would cost too much
                 self._checked = True
-            return Delivery(batch, read.skipped, None, self.dataset._take_traffic() if self.is_ours else None)
+            return Delivery(batch, read.skipped, None, None if self.shards is None else self.shards.take_traffic())
         except Exception as error:
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in read.indices[:5])
             suffix = " ..." if len(read.indices) > 5 else ""
@@ -272,8 +271,7 @@ class BatchReader:
     def __init__(self, dataset: BatchDataset, loading: Loading) -> None:
         self._requests, self._timeout = _Requests(), WorkerTimeout(loading.timeout)
         self._batches: Iterator[Any] = iter(())
-        self._keeps = dataset.dataset if dataset.keeps_samples else None
-        self._dataset = dataset
+        self._shards = dataset.shards
         self._workers = loading.num_workers if dataset.looks_ahead else 0  # that get announcements
         self._torch: DataLoader[Any] = DataLoader(
             dataset,
@@ -286,12 +284,12 @@ class BatchReader:
 
     def start(self, requests: Iterator[Request]) -> None:
         """Begin an iteration; the first one starts the workers."""
-        if self._keeps is not None:
-            self._keeps._flush()  # what it read without workers
+        if self._shards is not None:
+            self._shards.announce(restart=True)  # which writes what was read without workers
         self._requests.next = announced(requests, self._workers) if self._workers else requests
         running = self._torch._iterator
-        if self._dataset.is_ours and will_fork(self._torch):
-            self._dataset.dataset._share_with_workers()
+        if self._shards is not None and will_fork(self._torch):
+            self._shards.share_with_workers()
         if running is not None:  # torch waits for what the workers are reading, with no more patience than this
             running._timeout = self._timeout.timeout
         self._batches = start_workers(self._torch)

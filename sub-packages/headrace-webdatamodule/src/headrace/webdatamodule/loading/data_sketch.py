@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.fingerprint import digest, plain_value
 from headrace.webdatamodule.shards import IndexedShards
 
@@ -58,7 +57,7 @@ def _digests(dataset: Any, places: Sequence[int]) -> list[str]:
 
 def _rows(dataset: Any, places: Sequence[int]) -> Sequence[Any]:
     """Samples that can be read fast, and without code of others; of shards their keys."""
-    if isinstance(dataset, IndexedShards | ConcatShards):
+    if isinstance(dataset, IndexedShards):
         return [dataset.key(place) for place in places]
     if isinstance(dataset, TensorDataset):
         return [tuple(tensor[place] for tensor in dataset.tensors) for place in places]

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, get_worker_info
 
 from headrace.webdatamodule._shared.random import fold_in, key_of
-from headrace.webdatamodule.loading.concat_shards import ConcatShards
 from headrace.webdatamodule.loading.worker import seed_generators
 from headrace.webdatamodule.shards import IndexedShards
 
@@ -135,10 +134,8 @@ def put_back(states: tuple[Any, ...]) -> None:
 
 def is_plain(dataset: Any) -> bool:
     """Whether reading a dataset is known to run no code of the user's, so that nothing random is drawn."""
-    if type(dataset) is ConcatShards:
-        return all(map(is_plain, dataset.parts))
     if type(dataset) is IndexedShards:
-        return not dataset._decode.runs_own_code
+        return not dataset.runs_own_code
     if type(dataset) is Subset:
         return is_plain(dataset.dataset)
     if type(dataset) is ConcatDataset:

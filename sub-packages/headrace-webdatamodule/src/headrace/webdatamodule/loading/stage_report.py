@@ -15,9 +15,8 @@ import numpy.typing as npt
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule.loading.batch_plans import longest_of, samples_of, sizes_of
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
-from headrace.webdatamodule.loading.concat_shards import ConcatShards, describe_sample, find_sources, source_names
+from headrace.webdatamodule.loading.sample_places import describe_sample, find_sources, source_names
 from headrace.webdatamodule.loading.sizes import check_sizes
-from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 
 _TOGETHER = 512  # batches that are counted together, which costs less than one by one
 LATE = 0.005  # seconds; a batch that was ready comes in a fraction of them
@@ -330,9 +329,10 @@ class DeliveryStats:
     def _cache_room(self) -> float | None:
         """The share of the data that a cache has room for."""
         remote, samples = self._remote, int(self._counts.sum())
-        if remote is None or not samples or not isinstance(self._dataset, ConcatShards | IndexedShards):
+        if remote is None or not samples:
             return None
-        return self._dataset._cached_share(remote.used / samples)
+        share: float | None = self._dataset.cached_share(remote.used / samples)  # as all have that read remotely
+        return share
 
     def _count(self) -> None:
         waiting, lengths = self._indices, np.array(self._lengths, np.int64)

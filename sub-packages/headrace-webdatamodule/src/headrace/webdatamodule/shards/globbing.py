@@ -35,7 +35,7 @@ _PLACES = "a directory of shards, its manifest.json, tar files, or a pattern of 
 def find_shards(source: ShardPlaces) -> ShardSet:
     """Find out what there is to read."""
     if isinstance(source, Mapping):
-        raise ValueError("one source is read here: for several give IndexedWebDataModule {'train': {name: directory}}")
+        raise ValueError(f"a place of shards must be {_PLACES}, got the mapping {source!r:.80}: name sources once")
     if not isinstance(source, (str, os.PathLike)):
         if not isinstance(source, Iterable):
             return _remote(source)
@@ -73,7 +73,7 @@ def _listed(paths: Sequence[Path]) -> ShardSet:
         raise ValueError("the list of shards is empty: give the path of at least one tar file")
     for path in paths:
         if path.is_dir():
-            cure = "a list is one of tar files; several sources are IndexedWebDataModule {'train': {name: directory}}"
+            cure = "a list is one of tar files; several sources are a mapping {name: directory}"
             raise ValueError(f"{str(path)!r} is a directory: {cure}")
         if not path.name.lower().endswith(".tar") and not index_path(path).exists():
             if is_compressed_name(path.name):

@@ -1,43 +1,42 @@
-"""A dataset over many shards: any sample, at any time."""
+"""A dataset over many shards, of one source or several: any sample, at any time."""
 
 from __future__ import annotations
 
 import operator
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import accumulate, count, groupby
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from functools import reduce
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.display import never_raises
-from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
-from headrace.webdatamodule.shards.decoding.decode import MemberDecoder, decode_member, member_decoder
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
+from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
-from headrace.webdatamodule.shards.errors import DecodeError, ShardError
+from headrace.webdatamodule.shards.decoding.sample_decoder import Decode, SampleDecoder, Transform, chosen_members
+from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.globbing import ShardPlaces, find_shards
 from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
-from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, default_limit
-from headrace.webdatamodule.shards.reading.shard_reader import Read, Sample, ShardReader
-from headrace.webdatamodule.shards.set_fingerprint import shards_fingerprint
+from headrace.webdatamodule.shards.reading.local_shards import ShardSet
+from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, concurrently, default_limit
+from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardReader
+from headrace.webdatamodule.shards.shard_table import Opened, ShardTable, Source
 
 if TYPE_CHECKING:
     from headrace.webdatamodule.shards.reading.local_shards import Upcoming
-    from headrace.webdatamodule.shards.remote.lookahead import LookAhead
+    from headrace.webdatamodule.shards.remote.fetcher import Fetcher
     from headrace.webdatamodule.shards.stores.store import Traffic
 
 Verify = Literal["read", "open", "none"]
-Decoder: TypeAlias = Callable[[bytes], Any]
-Decode: TypeAlias = Callable[[str, bytes], Any] | Mapping[str, Decoder | None] | None
-Transform: TypeAlias = Callable[[Sample], Any]
-Begin: TypeAlias = Callable[[int], None]
+BeforeSample: TypeAlias = Callable[[int], None]
 _VERIFY = ("read", "open", "none")
+_Made = TypeVar("_Made")
 
 
 class IndexedShards:
@@ -48,9 +47,10 @@ class IndexedShards:
     it was indexed, reading raises an error that names the place.
 
     Args:
-        source: A directory that `index_shards` has indexed, the path of its `manifest.json`, or indexed tar files: a
-            list of paths, or a pattern such as `"data/shard-{000000..000041}.tar"` or `"data/*.tar"`. Also the URL of
-            one of these, such as `"s3://bucket/train"`, or a `Remote` with options and a cache.
+        source: Place of the shards; for several sources a mapping {name: place}, whose samples follow one another. A
+            place is a directory that `index_shards` has indexed, the path of its `manifest.json`, or indexed tar files:
+            a list of paths, or a pattern such as `"data/shard-{000000..000041}.tar"` or `"data/*.tar"`. Also the URL of
+            one of these, such as `"s3://bucket/train"`, a `Remote` with options and a cache, or a `Store`.
         keys: Members to read, in this order; None: all. Case does not matter.
         decode: How to decode members. By default `decode_member`, by extension. None: no decoding. A function of the
             member's key and its bytes. Or a mapping from member keys to functions of bytes (or None); other members are
@@ -63,6 +63,9 @@ class IndexedShards:
             from the limit of file descriptors.
         max_bytes: Maximum bytes of one member, and of the memory for its default decoding, including its decompressed
             form. Default 2 GiB.
+
+    Attributes:
+        names: Names of the sources; empty where `source` is one place.
 
     Raises:
         FileNotFoundError: The path does not exist.
@@ -82,7 +85,7 @@ class IndexedShards:
 
     def __init__(
         self,
-        source: ShardPlaces,
+        source: ShardPlaces | Mapping[str, ShardPlaces],
         keys: Sequence[str] | None = None,
         decode: Decode = decode_member,
         transform: Transform | None = None,
@@ -97,25 +100,37 @@ class IndexedShards:
         if max_open is not None:
             max_open = checked_int("max_open", max_open, 1, cure="at least one shard has to be open")
         max_bytes = checked_int("max_bytes", max_bytes, 1, cure="say how large a member may become")
-        self._shards = find_shards(source)
-        self._members = None if keys is None else _chosen(keys, self._shards.members)
-        self._decode = SampleDecoder(self.member_keys, decode, transform, allowed_classes, max_bytes)
+        several = isinstance(source, Mapping)
+        places: Mapping[str, Any] = source if isinstance(source, Mapping) else {"": source}
+        if not places:
+            raise ValueError("source must name a place, such as {'proteins': directory}, got an empty mapping")
+        self.names = tuple(places) if several else ()
+        sources = list[Source]()
+        for name, place in places.items():
+            shards = find_shards(place)
+            members = None if keys is None else chosen_members(keys, shards.members)
+            decoder = SampleDecoder(members or shards.members, decode, transform, allowed_classes, max_bytes)
+            sources.append(Source(name, shards, members, decoder, shards.sample_cache(members)))
+        self._table = ShardTable(tuple(sources))
         self._verify, self._max_open, self._max_bytes = verify, max_open, max_bytes
         self._begin()
 
     def _begin(self) -> None:
-        self._ends = list(accumulate(self._shards.samples))
-        self._starts = [0, *self._ends[:-1]]
-        self._total = self._ends[-1] if self._ends else 0
-        shards = self._shards
-        limit = self._max_open or default_limit() if shards.holds_descriptors else len(shards.names) + 1
-        self._indexes = LruCache(shards.open_index, limit)
-        self._readers = LruCache(self._open, limit)
+        table = self._table
+        self._starts, self._ends, self._total = table.starts, table.ends, table.n_samples
+        counts = None if all(source.shards.holds_descriptors for source in table.sources) else self._holds_descriptors
+        limit = self._max_open or default_limit()
+        self._indexes = LruCache(self._open_index, limit, counts)
+        self._readers = LruCache(self._open, limit, counts)
         self._batches = count()
-        self._ahead: LookAhead | None = None
+        self._fetcher: Fetcher | None = None
+        if any(source.shards.is_remote for source in table.sources):
+            from headrace.webdatamodule.shards.remote.fetcher import Fetcher
+
+            self._fetcher = Fetcher(table, self._open_readers)
 
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("_indexes", "_readers", "_batches", "_ahead", "_starts", "_ends", "_total")
+        derived = ("_indexes", "_readers", "_batches", "_fetcher", "_starts", "_ends", "_total")
         return {name: value for name, value in vars(self).items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,7 +139,9 @@ class IndexedShards:
 
     @never_raises
     def __repr__(self) -> str:
-        counts = f"{len(self):,} samples in {len(self._shards.names):,} shards"
+        counts = f"{len(self):,} samples in {len(self._table.places):,} shards"
+        if self.names:
+            counts += f" of {', '.join(self.names)}"
         members = ", ".join(self.member_keys) or "none"
         # grain stores this text in checkpoints, and knows the data by it.
         return f"<{type(self).__name__}: {counts}, fingerprint {self.fingerprint}, members: {members}>"
@@ -138,9 +155,11 @@ class IndexedShards:
             number = index - self._starts[shard]
         else:
             shard, number = self._find(index)
-        reader, read = self._reader(shard)
-        sample = reader.read_many([number])[0] if self._shards.concurrent else read(number)
-        return sample if self._decode.is_noop else self._decode(sample, reader, number)
+        if self._fetcher is not None:
+            return self.read([self._starts[shard] + number])[0]
+        reader, read, decode = self._reader(shard)
+        sample = read(number)
+        return sample if decode is None else decode(sample, reader, number)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Read a batch; torch's `DataLoader` calls this.
@@ -155,128 +174,131 @@ class IndexedShards:
             IndexError: There is no such sample.
             ShardError: A shard is damaged or not the one that was indexed, or a member cannot be decoded.
         """
-        return self._read_each(indices, None)
+        return self.read(indices)
 
-    def _read_each(self, indices: Sequence[int], begin: Begin | None) -> list[Any]:
-        """The same; `begin(place)` is called before the sample at a place of the batch is decoded and transformed."""
+    def read(self, indices: Sequence[int], before_sample: BeforeSample | None = None) -> list[Any]:
+        """Read a batch, as `__getitems__` does.
+
+        Args:
+            indices: As for `__getitems__`.
+            before_sample: Called with the place in `indices` of each sample before it is decoded and transformed, for
+                example to seed random numbers; None: nothing is called.
+
+        Returns:
+            The samples, in the order of the indices.
+
+        Raises:
+            IndexError: There is no such sample.
+            ShardError: As for `__getitems__`.
+        """
         wanted = _positions(indices, len(self))
-        if self._shards.concurrent:
-            return self._read_concurrently(wanted, begin)
-        if min(len(wanted), len(self._starts)) > self._readers.limit:  # in order, each shard is opened once
+        if self._fetcher is not None:
+            return self._read_fetched(self._fetcher, wanted, before_sample)
+        if min(len(wanted), len(self._table.places)) > self._readers.limit:  # in order, each shard is opened once
             order = sorted(range(len(wanted)), key=wanted.__getitem__)
-            read = self._read(
-                [wanted[at] for at in order], None if begin is None else lambda place: begin(order[place])
-            )
+            before = None if before_sample is None else lambda place: before_sample(order[place])
+            read = self._read_mapped([wanted[at] for at in order], before)
             return [sample for _, sample in sorted(zip(order, read, strict=True), key=operator.itemgetter(0))]
-        return self._read(wanted, begin)
+        return self._read_mapped(wanted, before_sample)
 
-    def _read(self, wanted: Sequence[int], begin: Begin | None) -> list[Any]:
+    def _read_mapped(self, wanted: Sequence[int], before_sample: BeforeSample | None) -> list[Any]:
         readers, starts, ends, samples = self._readers.things, self._starts, self._ends, list[Any]()
-        batch, decode = next(self._batches), None if self._decode.is_noop else self._decode
+        batch = next(self._batches)
         for at in wanted:
             shard = bisect_right(ends, at)
             opened = readers.get(shard)
             if opened is None or opened[0].batch != batch:
                 opened = self._reader(shard)
                 opened[0].batch = batch
-            reader, read = opened
+            reader, read, decode = opened
             number = at - starts[shard]
             if decode is None:
                 samples.append(read(number))
                 continue
             sample = read(number)
-            if begin is not None:
-                begin(len(samples))
+            if before_sample is not None:
+                before_sample(len(samples))
             samples.append(decode(sample, reader, number))
         return samples
 
-    def _read_concurrently(self, wanted: Sequence[int], begin: Begin | None) -> list[Any]:
-        """Several shards at once, because most of the time is spent waiting; from what was fetched ahead without it."""
-        groups = self._by_shard(wanted)
-        ahead = self._ahead
-        fetched = ahead.take(wanted) if ahead is not None and ahead.process == os.getpid() else None
-
-        def read(group: tuple[int, list[int]]) -> tuple[ShardReader, list[int], list[Sample]]:
-            shard, places = group
-            numbers = [wanted[place] - self._starts[shard] for place in places]
-            reader = self._reader(shard)[0]
-            return reader, numbers, reader.read_many(numbers, None if fetched is None else fetched.get(shard))
-
+    def _read_fetched(self, fetcher: Fetcher, wanted: list[int], before_sample: BeforeSample | None) -> list[Any]:
+        """Several shards at once, because most of the time is spent waiting."""
         samples: list[Any] = [None] * len(wanted)
-        each = self._shards.each if fetched is None else map
-        traffic = self._shards.traffic
-        for (_, places), (reader, numbers, some) in zip(groups, each(read, groups), strict=True):
-            if traffic is not None:
-                traffic.add(used=sum(sum(map(len, sample.values())) - len(sample["__key__"]) for sample in some))
+        for (reader, _, decode), places, numbers, some in fetcher.read(wanted):
             for place, number, sample in zip(places, numbers, some, strict=True):
-                if begin is not None:
-                    begin(place)
-                samples[place] = sample if self._decode.is_noop else self._decode(sample, reader, number)
+                if before_sample is not None:
+                    before_sample(place)
+                samples[place] = sample if decode is None else decode(sample, reader, number)
         return samples
 
-    def _by_shard(self, wanted: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Shards, and the places of their samples among some positions."""
-        order = sorted(range(len(wanted)), key=wanted.__getitem__)
-        return [
-            (shard, list(places))
-            for shard, places in groupby(order, lambda place: bisect_right(self._ends, wanted[place]))
-        ]
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether announced batches are fetched before they are read; False where all shards lie on this machine."""
+        return self._fetcher is not None and self._fetcher.looks_ahead
 
     @property
-    def _looks_ahead(self) -> bool:
-        """Whether announced batches are fetched before they are read."""
-        return self._shards.look_ahead(self._spans) is not None
+    def keeps_samples(self) -> bool:
+        """Whether samples that were read are kept in a cache, those that are needed next first."""
+        return any(source.sample_cache is not None for source in self._table.sources)
 
-    def _take_traffic(self) -> Traffic | None:
-        """What batches took in this process since this was called last; None of shards on this machine."""
-        return None if self._shards.traffic is None else self._shards.traffic.take()
+    def announce(
+        self,
+        batches: Iterable[Sequence[int]] = (),
+        *,
+        restart: bool = False,
+        next_use: Upcoming | None = None,
+    ) -> None:
+        """Say what this process reads next; for shards on this machine, nothing happens.
 
-    def _look_ahead(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
-        """Announce batches that this process reads next, in their order; `anew` forgets those announced before."""
-        if anew:
-            self._flush()
-        if self._ahead is None or self._ahead.process != os.getpid():
-            self._ahead = self._shards.look_ahead(self._spans)
-        if self._ahead is None:
-            return
-        known = list[list[int]]()
-        for batch in batches:
-            with suppress(IndexError, TypeError):  # which the read of the batch finds, too
-                known.append(_positions(batch, len(self)))
-        self._ahead.announce(known, anew=anew)
+        Batches that lie on other machines are then fetched while earlier ones are used, up to `Remote.lookahead` bytes.
+        `ResumableLoader` calls this in its workers. Whoever reads in another order than announced gets the same
+        samples, later.
 
-    @property
-    def _keeps_samples(self) -> bool:
-        """Whether samples that were read are kept in a cache, by when they are needed next."""
-        return self._shards.keeps_samples
+        Args:
+            batches: The batches that are read after those announced before, in their order, as for `__getitems__`.
+            restart: Whether batches announced before are forgotten; what a cache of samples has not yet written is
+                written then.
+            next_use: When the samples of the next batch are needed again, for a cache of samples; None: not known.
 
-    def _cached_share(self, sample_bytes: float) -> float | None:
-        """The share of the samples, of so many bytes each, that a cache of samples has room for; None without one."""
-        return self._shards.cached_share(sample_bytes)
+        >>> import tempfile
+        >>> from headrace.webdatamodule import IndexedShards, write_shards
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = write_shards([(f"s{i}", {"json": b"%d" % i}) for i in range(6)], folder, workers=1)
+        >>> dataset = IndexedShards(folder)
+        >>> batches = [[4, 0], [2, 5]]
+        >>> dataset.announce(batches)
+        >>> [[sample["json"] for sample in dataset.__getitems__(batch)] for batch in batches]
+        [[4, 0], [2, 5]]
+        """
+        if self._fetcher is not None:
+            self._fetcher.expect(next_use)
+            known = list[list[int]]()
+            for batch in batches:
+                with suppress(IndexError, TypeError):  # which the read of the batch finds, too
+                    known.append(_positions(batch, len(self)))
+            self._fetcher.announce(known, restart=restart)
 
-    def _share_with_workers(self) -> None:
-        """Read what each worker would read for itself; call it before workers are started."""
-        self._shards.share_with_workers()
+    def take_traffic(self) -> Traffic | None:
+        """What reading took in this process since the last call, over all sources; None for shards of this machine."""
+        counts = [counter.take() for source in self._table.sources if (counter := source.shards.traffic) is not None]
+        return reduce(operator.add, counts) if counts else None
 
-    def _flush(self) -> None:
-        """Write what is kept of the samples that were read in this process."""
-        self._shards.flush()
+    def cached_share(self, sample_bytes: float) -> float | None:
+        """The share of the samples for which a cache of samples has room.
 
-    def _expect(self, upcoming: Upcoming | None) -> None:
-        """Say when the samples of the next batch are needed again."""
-        self._shards.expect(upcoming)
+        Args:
+            sample_bytes: Mean bytes of a sample.
 
-    def _spans(self, wanted: Sequence[int]) -> dict[int, Sequence[tuple[int, int]]]:
-        """For each shard the ranges of some samples that have to be fetched."""
-        groups = self._by_shard(wanted)
-        closed = [shard for shard, _ in groups if shard not in self._readers.things]
-        for _ in self._shards.each(self._reader, closed):
+        Returns:
+            0 to 1; None without such a cache, and for several sources, which may share one.
+        """
+        [source, *others] = self._table.sources
+        return None if others else source.shards.cached_share(sample_bytes)
+
+    def share_with_workers(self) -> None:
+        """Read what each worker would read for itself; called before workers are forked."""
+        for _ in concurrently(ShardSet.find_set_index, [source.shards for source in self._table.sources]):
             pass
-        found = {
-            shard: self._reader(shard)[0].missing([wanted[place] - self._starts[shard] for place in places])
-            for shard, places in groups
-        }
-        return {shard: spans for shard, spans in found.items() if spans}
 
     def __iter__(self) -> Iterator[Any]:
         return self.iterate()
@@ -304,13 +326,18 @@ class IndexedShards:
         while at < stop:
             shard = bisect_right(self._ends, at)
             start, end = self._starts[shard], min(stop, self._ends[shard])
-            reader, _ = self._reader(shard)
-            for samples in reader.between(at - start, end - start):
-                if self._decode.is_noop:
+            reader, _, decode = self._reader(shard)
+            for samples in self._between(shard, reader, at - start, end - start):
+                if decode is None:
                     yield from samples
                 else:
-                    yield from (self._decode(sample, reader, one) for one, sample in enumerate(samples, at - start))
+                    yield from (decode(sample, reader, one) for one, sample in enumerate(samples, at - start))
                 at += len(samples)
+
+    def _between(self, shard: int, reader: ShardReader, start: int, stop: int) -> Iterator[list[Sample]]:
+        if self._fetcher is None or not reader.source.by_ranges:
+            return reader.between(start, stop)
+        return self._fetcher.between(shard, reader, start, stop)
 
     def sizes(self, key: str, *, missing: int | None = None) -> npt.NDArray[np.int64]:
         """Return the size of a member in each sample, in bytes, from the indexes alone.
@@ -325,17 +352,22 @@ class IndexedShards:
         Raises:
             ShardError: A sample lacks the member, or an index is damaged.
             TypeError: `missing` is not an int.
-            ValueError: No sample has the member.
+            ValueError: No sample of a source has the member.
         """
-        (member,) = _chosen([key], self._shards.members)
+        members = [chosen_members([key], source.shards.members)[0] for source in self._table.sources]
         if missing is not None:
             missing = checked_int("missing", missing, -(1 << 63))
-        return np.concatenate([_member_sizes(index, member, missing) for index in self._every_index()])
+        return np.concatenate([_member_sizes(index, members[0], missing) for index in self._every_index()])
 
     @property
     def member_keys(self) -> tuple[str, ...]:
-        """The keys of the members that are read."""
-        return self._shards.members if self._members is None else self._members
+        """The keys of the members that are read, of all sources."""
+        return tuple(dict.fromkeys(key for source in self._table.sources for key in source.member_keys))
+
+    @property
+    def runs_own_code(self) -> bool:
+        """Whether reading calls a decoder or a transform of the user's, which may draw random numbers."""
+        return any(source.decode.runs_own_code for source in self._table.sources)
 
     @property
     def keys(self) -> SampleKeys:
@@ -354,6 +386,23 @@ class IndexedShards:
         shard, number = self._find(index)
         return self._index(shard).key(number)
 
+    @property
+    def cumulative_sizes(self) -> list[int]:
+        """Of each source, the number of samples in it and all before it."""
+        return self._table.source_ends
+
+    def source_of(self, index: int) -> str | None:
+        """The name of the source of a sample; None where there is one source.
+
+        Args:
+            index: The sample's position; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        shard, _ = self._find(index)
+        return self._table.places[shard].source.name if len(self._table.sources) > 1 else None
+
     def shard_of(self, index: int) -> str:
         """The path or URL of the shard of a sample.
 
@@ -363,7 +412,7 @@ class IndexedShards:
         Raises:
             IndexError: There is no such sample.
         """
-        return self._shards.path(self._find(index)[0])
+        return self._table.places[self._find(index)[0]].path
 
     def offset_of(self, index: int) -> int:
         """Byte offset of a sample's first member in its shard.
@@ -393,54 +442,53 @@ class IndexedShards:
             with suppress(KeyError):
                 found.append(self._starts[shard] + index.find(key))
         if len(found) > 1:
-            raise ValueError(f"{len(found)} samples have the key {key!r}, each in another shard: give their indices")
+            sources = dict.fromkeys(self.source_of(index) for index in found)
+            of = f"of the sources {', '.join(map(str, sources))} " if len(sources) > 1 else ""
+            message = f"{len(found)} samples {of}have the key {key!r}, each in another shard: give their indices"
+            raise ValueError(message)
         if not found:
             raise KeyError(key)
         return found[0]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns that the manifest lists."""
-        return self._shards.columns
+        """Names of the columns that the manifest lists; of several sources, those that all manifests list."""
+        first, *others = (source.shards.columns for source in self._table.sources)
+        return tuple(name for name in first if all(name in columns for columns in others))
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of the manifest.
+        """A column of the manifest; of several sources, one after another.
 
         Args:
             name: Name of the column.
 
         Returns:
-            A read-only memory map, shape [n_samples, ...].
+            Shape [n_samples, ...]; of one source a read-only memory map.
 
         Raises:
             ManifestError: There is no such column.
             StaleIndexError: The manifest was replaced after the dataset was opened.
         """
-        return self._shards.column(name)
+        columns = [source.shards.column(name) for source in self._table.sources]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all shards, without columns; 32 hexadecimal digits."""
-        return self._fingerprint_of(len(self._shards.samples))
+        """Digest of all shards, without columns, and of the names of several sources; 32 hexadecimal digits."""
+        return self._table.fingerprint
 
     def prefix_fingerprint(self, n_samples: int) -> str | None:
         """The fingerprint of the first shards that hold exactly `n_samples` samples; None if no shard ends there."""
-        ends = [0, *self._ends]
-        # Of several, as shards may be empty, the most: they are the ones that a set of them alone has.
-        return self._fingerprint_of(bisect_right(ends, n_samples) - 1) if n_samples in ends else None
-
-    def _fingerprint_of(self, n_shards: int) -> str:
-        return shards_fingerprint(self._shards.samples[:n_shards], self._shards.checksums[:n_shards])
+        return self._table.prefix_fingerprint(n_samples)
 
     def close(self) -> None:
         """Close all files; later reads open them again."""
-        if self._ahead is not None:
-            self._look_ahead([], anew=True)
-        self._flush()
+        self.announce(restart=True)
         self._readers.clear()
         self._indexes.clear()
 
     def _find(self, index: int) -> tuple[int, int]:
+        """The number of the shard of a sample, and that of the sample in it."""
         if isinstance(index, str):
             raise TypeError(f"index must be an integer, got the text {index!r}: find({index!r}) gives a key's position")
         at, total = operator.index(index), self._total
@@ -449,10 +497,13 @@ class IndexedShards:
         shard = bisect_right(self._ends, at % total)
         return shard, at % total - self._starts[shard]
 
-    def _reader(self, shard: int) -> tuple[ShardReader, Read]:
+    def _holds_descriptors(self, shard: int) -> bool:
+        return self._table.places[shard].source.shards.holds_descriptors
+
+    def _reader(self, shard: int) -> Opened:
         readers = self._readers
         opened = readers.things.get(shard)
-        if opened is None or len(readers.things) >= readers.limit:
+        if opened is None or readers.is_full:
             try:
                 opened = readers.get(shard)
             except OSError as error:
@@ -460,8 +511,23 @@ class IndexedShards:
         opened[0].check_size()
         return opened
 
+    def _open_readers(self, shards: Sequence[int]) -> list[Opened]:
+        """Readers of some shards; those that are closed are opened at the same time."""
+        closed = [shard for shard in shards if shard not in self._readers.things]
+        opened = dict(zip(closed, self._together(self._reader, closed), strict=True))
+        return [opened[shard] if shard in opened else self._reader(shard) for shard in shards]
+
+    def _together(self, function: Callable[[int], _Made], shards: Sequence[int]) -> Iterator[_Made]:
+        """Call a function for some shards, at the same time where any lies on another machine."""
+        if self._fetcher is None:
+            return map(function, shards)
+        sets = {id(one): one for one in (self._table.places[shard].source.shards for shard in shards)}
+        for one in sets.values():
+            one.find_set_index()  # before each thread would do so for itself
+        return concurrently(function, shards)
+
     def _every_index(self) -> Iterator[ShardIndex]:
-        return self._shards.each(self._index, range(len(self._starts)))
+        return self._together(self._index, range(len(self._table.places)))
 
     def _index(self, shard: int) -> ShardIndex:
         try:
@@ -472,16 +538,25 @@ class IndexedShards:
     def _not_opened(self, error: OSError, shard: int) -> ShardError:
         full = error.errno in NO_DESCRIPTORS
         cure = "close other files, or raise `ulimit -n`" if full else "restore it, or index its directory again"
-        return ShardError(f"the shard cannot be opened ({error}): {cure}", shard=self._shards.path(shard))
+        return ShardError(f"the shard cannot be opened ({error}): {cure}", shard=self._table.places[shard].path)
 
-    def _open(self, shard: int) -> tuple[ShardReader, Read]:
-        verify = self._verify == "read"
+    def _open_index(self, shard: int) -> ShardIndex:
+        place = self._table.places[shard]
+        return place.source.shards.open_index(place.number)
+
+    def _open(self, shard: int) -> Opened:
+        source, verify = self._table.places[shard].source, self._verify == "read"
         index = self._indexes.get(shard)
-        first, most = self._starts[shard], self._max_bytes
-        reader = self._shards.open_shard(index, self._members, first=first, verify=verify, max_bytes=most)
+        data = source.shards.open_bytes(index, verified=verify, whole=source.sample_cache is None)
+        verify = verify or source.sample_cache is not None  # what is kept has to be right
+        reader = ShardReader(index, data, source.members, verify=verify, max_bytes=self._max_bytes)
         if self._verify == "open":
-            reader.check_all()
-        return reader, reader.bind(reader.source.data)  # not inside the reader: nothing would close a cycle in time
+            if self._fetcher is not None and data.by_ranges:
+                self._fetcher.check(reader)
+            else:
+                reader.check_all()
+        read = reader.bind(data.data)  # not inside the reader: nothing would close a cycle in time
+        return reader, read, None if source.decode.is_noop else source.decode
 
 
 def _positions(indices: Sequence[int], total: int) -> list[int]:
@@ -498,108 +573,6 @@ def _positions(indices: Sequence[int], total: int) -> list[int]:
     if least < -total or most >= total:
         raise IndexError(f"indices must be {-total} to {total - 1}, got {least if least < -total else most}")
     return [at % total for at in wanted] if least < 0 else wanted
-
-
-class SampleDecoder:
-    """Decodes and transforms samples, and names the place when one of both fails."""
-
-    def __init__(
-        self,
-        members: Sequence[str],
-        decode: Decode,
-        transform: Transform | None,
-        allowed_classes: Collection[AllowedClass],
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
-        if transform is not None and not callable(transform):
-            raise ValueError(f"transform must be a function of a sample or None, got {transform!r}")
-        self._transform = transform
-        self._decoders = _decoders(members, decode, allowed_classes, max_bytes)
-        self._steps = [_step(member, decoder) for member, decoder in self._decoders.items()]
-        self.is_noop = transform is None and not self._decoders
-        self.runs_own_code = transform is not None or not (decode is None or decode is decode_member)
-
-    def __call__(self, sample: Sample, reader: ShardReader, number: int) -> Any:
-        """Finish one sample, in place; `reader` and `number` tell where it comes from."""
-        steps = self._steps
-        if len(sample) < len(steps):  # a sample may have few of many members
-            steps = [_step(member, self._decoders[member]) for member in sample if member in self._decoders]
-        member = ""
-        try:
-            for member, decoder, make, most in steps:
-                if (data := sample.get(member)) is not None:
-                    sample[member] = make(data) if len(data) <= most else decoder(data)
-        except AllowedClassError:
-            raise
-        except ShardError as error:
-            vars(error).update(reader.place(number, member))
-            raise
-        except Exception as error:
-            failed = self._decoders[member]
-            if isinstance(failed, MemberDecoder):  # of a small member
-                explained = failed.explained(error)
-            else:
-                explained = DecodeError(f"the decoder of {member!r} failed with {type(error).__name__}: {error}")
-            vars(explained).update(reader.place(number, member))
-            raise explained from error
-        if self._transform is None:
-            return sample
-        key, shard = sample["__key__"], reader.index.shard
-        try:
-            return self._transform(sample)
-        except Exception as error:
-            error.add_note(f"in transform, with sample {key!r} of shard {shard!r}")
-            if isinstance(error, ShardError) and error.sample is None:
-                error.shard, error.sample = shard, key
-            raise
-
-
-def _step(member: str, decoder: Decoder) -> tuple[str, Decoder, Decoder, int]:
-    """A member's key, its decoder, the one of small members, and the most bytes of these."""
-    make, most = (decoder.make, decoder.most) if isinstance(decoder, MemberDecoder) else (decoder, -1)
-    return member, decoder, make, most
-
-
-def _decoders(
-    members: Sequence[str], decode: Decode, allowed_classes: Collection[AllowedClass], max_bytes: int
-) -> dict[str, Decoder]:
-    """What decodes each member; nothing for those that stay bytes."""
-    by_extension = decode is decode_member or isinstance(decode, Mapping)
-    if allowed_classes and not by_extension:
-        message = f"allowed_classes is for the default decoding, which decode={decode!r} replaces"
-        raise ValueError(f"{message}: leave one out")
-    AllowedClasses(allowed_classes)
-    made = {member: member_decoder(member, tuple(allowed_classes), max_bytes) for member in members}
-    default: dict[str, Decoder] = {member: decoder for member, decoder in made.items() if decoder is not None}
-    if decode is None or decode is decode_member:
-        return default if by_extension else {}
-    if isinstance(decode, Mapping):
-        own = {_folded(member): decoder for member, decoder in decode.items()}
-        unknown = [member for member in own if member not in members]
-        if unknown:
-            raise ValueError(f"decode names {unknown}, but the members are {sorted(members)}")
-        for member, decoder in own.items():
-            if decoder is not None and not callable(decoder):
-                raise ValueError(f"decode[{member!r}] must be a function of bytes or None, got {decoder!r}")
-        return {member: decoder for member, decoder in {**default, **own}.items() if decoder is not None}
-    if not callable(decode):
-        raise ValueError(f"decode must be a function of key and bytes, a mapping of such or None, got {decode!r}")
-    return {member: partial(decode, member) for member in members}
-
-
-def _folded(member: object) -> Any:
-    """A member's key in lower case; what is no text stays as it is, and is no member's key."""
-    return member.lower() if isinstance(member, str) else member
-
-
-def _chosen(keys: Sequence[str], members: Collection[str]) -> tuple[str, ...]:
-    if isinstance(keys, str) or not isinstance(keys, Iterable):
-        raise ValueError(f"keys must be a list of member keys, got {keys!r}: write [{keys!r}]")
-    given = list(keys)
-    chosen = tuple(map(_folded, given))
-    if not chosen or not all(key in members for key in chosen) or len(set(chosen)) < len(chosen):
-        raise ValueError(f"keys must be one or more of {sorted(members)}, each once, got {given}")
-    return chosen
 
 
 def _member_sizes(index: ShardIndex, member: str, missing: int | None) -> npt.NDArray[np.int64]:

@@ -17,8 +17,10 @@ def shards_fingerprint(samples: Sequence[int], checksums: Sequence[int]) -> str:
     return text_digest(repr((tuple(samples), tuple(checksums))))
 
 
-def sources_fingerprint(fingerprints: Iterable[tuple[str, str]]) -> str:
-    """Of several sets, by their names and fingerprints."""
+def sources_fingerprint(fingerprints: Sequence[tuple[str, str]]) -> str:
+    """Of several sets, by their names and fingerprints; the name of an only one decides nothing."""
+    if len(fingerprints) == 1:
+        return fingerprints[0][1]
     return text_digest("\n".join(f"{name}\t{fingerprint}" for name, fingerprint in fingerprints))
 
 

@@ -5,33 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
 
-from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import Damage, DamagedShardError, ManifestError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import open_plain
 from headrace.webdatamodule.shards.format.tar import BLOCK, compression
 from headrace.webdatamodule.shards.index.consolidated import Listed, SetIndex
 from headrace.webdatamodule.shards.index.manifest import Manifest, open_column
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex, index_path
-from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
+from headrace.webdatamodule.shards.reading.shard_reader import ShardBytes, map_shard
 from headrace.webdatamodule.shards.set_fingerprint import shards_fingerprint
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.shards.remote.lookahead import LookAhead, Wanted
-    from headrace.webdatamodule.shards.stores.store import TrafficCounter
+    from headrace.webdatamodule.shards.remote.sample_cache import SampleCache
+    from headrace.webdatamodule.shards.stores.store import Span, TrafficCounter
 
 Head = tuple[int, int, tuple[str, ...]]
 # A scheme and "://"; or chained ones of fsspec, such as "simplecache::s3://bucket/a".
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(://|::([a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+://)")
 _BRACES = re.compile(r"\{[^{}]*(\.\.|,)[^{}]*\}")
 _SET_INDEX = "_set_index"  # not sent to workers
-_One = TypeVar("_One")
-_Made = TypeVar("_Made")
 
 
 class Upcoming(NamedTuple):
@@ -53,7 +50,7 @@ class ShardSet:
     columns: tuple[str, ...]
     fingerprint: str
     set_fingerprint: bytes  # as of `Listed`
-    concurrent: ClassVar[bool] = False  # whether several shards are read at the same time
+    is_remote: ClassVar[bool] = False  # whether several shards are opened at the same time
 
     @property
     def holds_descriptors(self) -> bool:
@@ -66,9 +63,9 @@ class ShardSet:
 
     def open_index(self, number: int) -> ShardIndex:
         """The index of a shard, from that of the whole set or from its own file; all of it is compared."""
-        if self.set_index is not None:
+        if (of_set := self.find_set_index()) is not None:
             with contextlib.suppress(ShardError):  # damaged
-                index = self.set_index.shard(number, self.path(number))
+                index = of_set.shard(number, self.path(number))
                 index.check_self()
                 return index
         index = self.read_index(number)
@@ -82,16 +79,15 @@ class ShardSet:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != _SET_INDEX}
 
-    @property
-    def set_index(self) -> SetIndex | None:
-        """The index of the whole set, where there is one that fits."""
+    def find_set_index(self) -> SetIndex | None:
+        """The index of the whole set, where there is one that fits; read at the first call."""
         kept = vars(self)
         if _SET_INDEX not in kept:  # no cached_property: in Python 3.11 one set would wait for the server of another
-            kept[_SET_INDEX] = self._find_set_index()
+            kept[_SET_INDEX] = self._read_set_index()
         found: SetIndex | None = kept[_SET_INDEX]
         return found
 
-    def _find_set_index(self) -> SetIndex | None:
+    def _read_set_index(self) -> SetIndex | None:
         if not self.folder or len(self.names) < 2:
             return None
         try:
@@ -107,22 +103,19 @@ class ShardSet:
         """Map the index that lies beside a shard."""
         return open_index(self.path(number))
 
-    def open_shard(
-        self,
-        index: ShardIndex,
-        keys: Sequence[str] | None,
-        *,
-        first: int,  # noqa: ARG002 - for remote ones
-        verify: bool,
-        max_bytes: int = MAX_BYTES,
-    ) -> ShardReader:
-        """Map a shard whose samples begin with the `first` one of the set; the others are as for `ShardReader`."""
-        return ShardReader(index, map_shard(index, verified=verify), keys, verify=verify, max_bytes=max_bytes)
+    def open_bytes(self, index: ShardIndex, *, verified: bool, whole: bool) -> ShardBytes:  # noqa: ARG002 - for remote ones
+        """The bytes of a shard.
 
-    @property
-    def keeps_samples(self) -> bool:
-        """Whether samples that were read are kept in a cache."""
-        return False
+        Args:
+            index: Its index.
+            verified: Whether reads compare checksums.
+            whole: Whether a cache may keep all of it.
+        """
+        return map_shard(index, verified=verified)
+
+    def sample_cache(self, members: Sequence[str] | None) -> SampleCache | None:  # noqa: ARG002 - for remote ones
+        """What keeps samples with these members; None where whole shards are kept, or nothing."""
+        return None
 
     def cached_share(self, sample_bytes: float) -> float | None:  # noqa: ARG002 - for remote ones
         """The share of the samples, of so many bytes each, that a cache of samples has room for; None without one."""
@@ -133,18 +126,14 @@ class ShardSet:
         """Counts what reading takes, where that is from another machine."""
         return None
 
-    def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:  # noqa: ARG002 - for remote ones
-        """What fetches batches before they are read, by a plan of their ranges; None where there is nothing to gain."""
-        return None
+    @property
+    def lookahead(self) -> int:
+        """Bytes that are fetched before they are read; 0 where there is nothing to gain."""
+        return 0
 
-    def share_with_workers(self) -> None:
-        """Read what each worker would read for itself, before they are started; for remote ones."""
-
-    def expect(self, upcoming: Upcoming | None) -> None:
-        """Say when the samples that are read next are needed again, to what keeps them."""
-
-    def flush(self) -> None:
-        """Write what is kept of the samples that were read."""
+    def fetch(self, wanted: Sequence[tuple[str, Span]], *, ahead: bool) -> list[bytes]:
+        """Some ranges of shards, given by their paths; for remote ones. `ahead`: before they are read."""
+        raise NotImplementedError
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Map a column of the manifest."""
@@ -158,10 +147,6 @@ class ShardSet:
         if manifest.fingerprint != self.fingerprint:
             raise StaleIndexError(f"the manifest in {self.folder!r} was replaced: open it again (a new IndexedShards)")
         return manifest
-
-    def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
-        """Call a function for some items, one after another."""
-        return map(function, items)
 
 
 def open_index(path: str) -> ShardIndex:

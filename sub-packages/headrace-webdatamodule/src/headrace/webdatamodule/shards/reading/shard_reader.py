@@ -17,6 +17,7 @@ from headrace.webdatamodule.shards.index.checksums import MEMBER_BITS, checksum3
 from headrace.webdatamodule.shards.index.keys import NumberedKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.stores.local import LocalStore
+from headrace.webdatamodule.shards.stores.store import KnownParts, Span
 
 Sample: TypeAlias = dict[str, Any]
 Read: TypeAlias = Callable[[int], Sample]
@@ -31,8 +32,13 @@ _FEW = 64
 class ShardBytes:
     """Where the bytes of a shard come from."""
 
-    data: Any  # the bytes; a slice of them is a copy
+    data: Any = b""  # the bytes; a slice of them is a copy
     mapped: Mapped = ()
+    by_ranges: bool = False  # whether `data` is empty, so that what is read has to be fetched before
+
+    def fetch(self, spans: Sequence[Span]) -> KnownParts:  # noqa: ARG002 - for those that are read by ranges
+        """Some ranges; of a shard that is here as a whole, none."""
+        return KnownParts({})
 
     def check_size(self) -> None:
         """Refuse a file that was cut since it was opened."""
@@ -135,20 +141,17 @@ class ShardReader:
 
         return read
 
-    def read_many(self, numbers: Sequence[int], data: Any = None) -> list[Sample]:
-        """Some samples, from `data` if they are there; see `bind`."""
+    def read_many(self, numbers: Sequence[int]) -> list[Sample]:
+        """Some samples; see `bind`."""
         self.check_size()
-        return list(map(self.bind(self.source.data if data is None else data), numbers))
+        return list(map(self.bind(self.source.data), numbers))
 
     def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
         """Read samples that stand in a row, a few at once; those before an error come first.
 
         Twice as fast as `bind` where all have the same members.
         """
-        yield from self.between_of(self.source, start, stop)
-
-    def between_of(self, source: ShardBytes, start: int, stop: int) -> Iterator[list[Sample]]:
-        """The same from other bytes."""
+        source = self.source
         if self._members:
             yield from self._columns(source, start, stop)
             return
@@ -213,9 +216,16 @@ class ShardReader:
         ends = begins + self.index.sizes[wanted].astype(np.int64)
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
-    def missing(self, numbers: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002 - for those that lack some
-        """The ranges of some samples that have to be fetched before they are read."""
-        return []
+    def first_too_large(self, start: int, stop: int) -> int:
+        """The first of some samples that has a larger member than `max_bytes`; `stop` if none has."""
+        return min((number for number in self._too_large if start <= number < stop), default=stop)
+
+    def nbytes(self, numbers: range) -> npt.NDArray[np.int64]:
+        """The bytes that are read of some samples, shape [n]."""
+        made = np.zeros(len(numbers), np.int64)
+        for chosen, positions in self.positions(numbers):
+            made[chosen] = self.index.sizes[positions].astype(np.int64).sum(1)
+        return made
 
     def _locate(self, number: int) -> tuple[int, MemberColumns]:
         """Where a sample's members begin in the index's arrays, and which of them to read."""

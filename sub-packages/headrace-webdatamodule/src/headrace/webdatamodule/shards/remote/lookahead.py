@@ -12,12 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 
-from headrace.webdatamodule.shards.format.tar import BLOCK
-from headrace.webdatamodule.shards.stores.store import KnownParts, Span, merge
+from headrace.webdatamodule.shards.stores.store import KnownParts, Span
 
-WASTE = 0.02  # bytes fetched and not used, of those that are wanted
-# A padding and a header lie between members that follow one another; to ask for each would send more bytes than that.
-ADJACENT = 2 * BLOCK - 1
 _AT_ONCE = 8  # batches; with 64 small samples each three keep a processor busy, with fewer samples more
 _LITTLE = 4 << 20  # bytes that are on their way at the same time without keeping the first batch waiting
 _NAME = "look-ahead"
@@ -36,7 +32,7 @@ class _Stage(Enum):
 class _Batch:
     def __init__(self, indices: Sequence[int]) -> None:
         self.indices, self.stage = indices, _Stage.ANNOUNCED
-        self.ranges: dict[int, list[Span]] = {}
+        self.ranges: Wanted = {}
         self.nbytes = 0
         self.parts: Parts | None = None
 
@@ -54,7 +50,7 @@ class LookAhead:
 
     Args:
         limit: Bytes that are fetched, or being fetched; those of the batch that was taken last included.
-        plan: The ranges of a batch's members.
+        plan: The ranges of a batch's members, merged.
         fetch: Fetches ranges.
     """
 
@@ -62,7 +58,7 @@ class LookAhead:
         self,
         limit: int,
         plan: Callable[[Sequence[int]], Wanted],
-        fetch: Callable[[Mapping[int, Sequence[Span]]], Parts],
+        fetch: Callable[[Wanted], Parts],
     ) -> None:
         self.process = os.getpid()  # threads do not survive a fork
         self._limit, self._plan, self._fetch = limit, plan, fetch
@@ -80,11 +76,11 @@ class LookAhead:
         used = () if self._used is None else (self._used,)
         return sum(batch.nbytes for batch in (*self._batches, *self._dropped, *used) if batch.is_held)
 
-    def announce(self, batches: Iterable[Sequence[int]], *, anew: bool) -> None:
-        """Say which batches are taken next; `anew` drops those that were announced before."""
+    def announce(self, batches: Iterable[Sequence[int]], *, restart: bool) -> None:
+        """Say which batches are taken next; `restart` drops those that were announced before."""
         with self._changed:
             self._used = None
-            if anew:
+            if restart:
                 self._drop(len(self._batches))
                 self._at_once = 1
             self._batches.extend(map(_Batch, batches))
@@ -151,7 +147,7 @@ class LookAhead:
                     continue
             stage = _Stage.PLANNED
             try:
-                batch.ranges = merge(self._plan(batch.indices), max_gap=ADJACENT, waste=WASTE)
+                batch.ranges = self._plan(batch.indices)
                 batch.nbytes = sum(end - begin for spans in batch.ranges.values() for begin, end in spans)
             except BaseException:
                 stage = _Stage.FAILED

@@ -149,6 +149,10 @@ class SampleCache:
             message = f"no more samples are kept in {str(self._folder)!r} ({error}), so they are fetched in each epoch"
             warnings.warn(f"{message}: make room there, or give another cache_dir", stacklevel=2)
 
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of the process, when anything may be gone
+            self.flush()
+
     def close(self) -> None:
         """Write what is kept, and close all files; they are opened again when they are needed."""
         self.flush()

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import quote
 
-import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._arguments import check_seconds
 from headrace.webdatamodule._shared.checks import checked_int
-from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DamagedIndexError, ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import output_directory, read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK
@@ -37,14 +34,14 @@ from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, SUFFIX, 
 from headrace.webdatamodule.shards.reading.local_shards import (
     Head,
     ShardSet,
-    Upcoming,
     expand_braces,
     head,
     is_url,
     of_heads,
     of_manifest,
 )
-from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, Sample, ShardBytes, ShardReader
+from headrace.webdatamodule.shards.reading.open_shards import concurrently
+from headrace.webdatamodule.shards.reading.shard_reader import MappedShard, ShardBytes
 from headrace.webdatamodule.shards.remote.cache import (
     SAMPLES,
     Cache,
@@ -56,7 +53,6 @@ from headrace.webdatamodule.shards.remote.cache import (
     fetch_index,
 )
 from headrace.webdatamodule.shards.remote.indexing import index_tars
-from headrace.webdatamodule.shards.remote.lookahead import ADJACENT, WASTE, LookAhead, Wanted
 from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache, share_of_room
 from headrace.webdatamodule.shards.stores.checked import CheckedStore
 from headrace.webdatamodule.shards.stores.fsspec import MAX_CONNECTIONS, FsspecStore
@@ -101,8 +97,6 @@ class Remote:
             used first; data of datasets that are open in this process stay.
         cache_unit: Unit of the cache: "shard" or "sample"; "auto" is "shard" if all shards fit, else "sample". With
             samples, the first batch waits for its own bytes only.
-        max_gap: Ranges at most this many bytes apart are merged. Applies only without `cache_dir`, and not to batches
-            that workers prefetch: there gaps below 1 KiB are merged, and others up to 2 % of the bytes.
         retry: How to repeat failed requests.
         timeout: Timeout in seconds, for the requests of one batch or of 32 MiB of a download to the cache.
         lookahead: Bytes of coming batches that each worker of a `ResumableLoader` prefetches; 0 turns it off. Only for
@@ -117,7 +111,7 @@ class Remote:
 
     Raises:
         ImportError: `obstore` is given, but not installed.
-        TypeError: `max_gap`, `lookahead` or `max_connections` is not an int.
+        TypeError: `lookahead` or `max_connections` is not an int.
         ValueError: An argument is not allowed.
 
     >>> Remote("s3://bucket/train", {"key": "secret"})  # doctest: +ELLIPSIS
@@ -129,7 +123,6 @@ class Remote:
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int = _CACHE_BYTES
     cache_unit: CacheUnit = "auto"
-    max_gap: int = 1 << 17
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout: float = 120.0
     lookahead: int = 64 << 20
@@ -149,7 +142,6 @@ class Remote:
             self._check_places(urls)
 
     def _check_numbers(self) -> None:
-        checked_int("max_gap", self.max_gap, 0, cure="0 merges only ranges that touch")
         checked_int("max_connections", self.max_connections, 1, cure="1 reads one range after another")
         checked_int("lookahead", self.lookahead, 0, cure="0 fetches a batch when it is read")
         check_seconds("timeout", self.timeout, above=True)
@@ -201,11 +193,12 @@ class Remote:
         return (self.url.url,) if isinstance(self.url, Store) else tuple(Secrets(url).name for url in self.url)
 
     @cached_property
-    def store(self) -> ObstoreStore | None:
-        """Obstore's store for look-ahead; None without."""
+    def ahead(self) -> ObstoreFirst:
+        """Reads ranges for look-ahead."""
         if self.obstore is None or isinstance(self.url, Store):
-            return None
-        return ObstoreStore(self.url[0], self.obstore, self.timeout, self.max_connections)
+            return ObstoreFirst(None, self.files)
+        store = ObstoreStore(self.url[0], self.obstore, self.timeout, self.max_connections)
+        return ObstoreFirst(store, self.files)
 
     @cached_property
     def cache(self) -> Cache | None:
@@ -259,8 +252,7 @@ class RemoteSet(ShardSet):
 
     remote: Remote
     nbytes: tuple[int, ...]  # of each shard
-    caches: dict[Sequence[str] | None, SampleCache] = field(default_factory=dict, compare=False)  # by the members read
-    concurrent: ClassVar[bool] = True
+    is_remote: ClassVar[bool] = True
 
     @property
     def holds_descriptors(self) -> bool:
@@ -297,29 +289,13 @@ class RemoteSet(ShardSet):
                 indexes += (cache.directory / name).stat().st_size
         return share_of_room(cache.max_bytes - indexes, sum(self.samples), sample_bytes)
 
-    def sample_cache(self, keys: Sequence[str] | None) -> SampleCache | None:
-        """What keeps samples with these members; None where whole shards are kept, or nothing."""
+    def sample_cache(self, members: Sequence[str] | None) -> SampleCache | None:
+        """See `ShardSet`."""
         cache = self.remote.cache
         if cache is None or not self.keeps_samples:
             return None
-        if keys not in self.caches:
-            name = cached_name((self.samples, self.checksums, SAMPLE_CACHE_VERSION, keys), SAMPLES)
-            self.caches[keys] = SampleCache(cache, name, sum(self.samples))
-        return self.caches[keys]
-
-    def share_with_workers(self) -> None:
-        """See `ShardSet`: the index of the set, which forked workers then have, and others find in a cache."""
-        self.set_index  # noqa: B018
-
-    def expect(self, upcoming: Upcoming | None) -> None:
-        """See `ShardSet`."""
-        for cache in self.caches.values():
-            cache.expect(upcoming)
-
-    def flush(self) -> None:
-        """See `ShardSet`."""
-        for cache in self.caches.values():
-            cache.flush()
+        name = cached_name((self.samples, self.checksums, SAMPLE_CACHE_VERSION, members), SAMPLES)
+        return SampleCache(cache, name, sum(self.samples))
 
     def cached_names(self) -> frozenset[str]:
         """The names of all its files in a cache."""
@@ -335,51 +311,34 @@ class RemoteSet(ShardSet):
             return cached_index(remote.cache, remote.files, url, self.checksums[number], most)
         return fetch_index(remote.files, url, most)
 
-    def open_shard(
-        self,
-        index: ShardIndex,
-        keys: Sequence[str] | None,
-        *,
-        first: int,
-        verify: bool,
-        max_bytes: int = MAX_BYTES,
-    ) -> ShardReader:
+    def open_bytes(self, index: ShardIndex, *, verified: bool, whole: bool) -> ShardBytes:
         """See `ShardSet`: the shard in the cache, or one of which ranges are read."""
-        remote, kept = self.remote, self.sample_cache(keys)
+        remote = self.remote
         if (data := remote.files.map(index.shard)) is not None:
-            source: ShardBytes = MappedShard(index, data, verified=verify)
-            return ShardReader(index, source, keys, verify=verify, max_bytes=max_bytes)
-        if remote.cache is not None and kept is None:
-            cached = cached_shard(remote.cache, remote.files, index, verified=verify)
+            return MappedShard(index, data, verified=verified)
+        if remote.cache is not None and whole:
+            cached = cached_shard(remote.cache, remote.files, index, verified=verified)
             if cached is not None:
-                return ShardReader(index, cached, keys, verify=verify, max_bytes=max_bytes)
-        of_shard = None if kept is None else _ShardSamples(kept, first)
-        return RangedShard(index, remote, keys, verify=verify, max_bytes=max_bytes, kept=of_shard)
+                return cached
+        if not verified and whole:  # else each read finds out
+            check_shard(remote.files, index)
+        return RangedShard(index, remote.files)
 
     @property
     def traffic(self) -> TrafficCounter:
         """See `ShardSet`."""
         return self.remote.files.traffic
 
-    def look_ahead(self, plan: Callable[[Sequence[int]], Wanted]) -> LookAhead | None:
-        """See `ShardSet`; None where a cache has room for all shards, which are kept whole."""
+    @property
+    def lookahead(self) -> int:
+        """See `ShardSet`; 0 where a cache has room for all shards, which are kept whole."""
         cache = self.remote.cache
         kept_whole = cache is not None and not self.keeps_samples and sum(self.nbytes) <= cache.max_bytes
-        if kept_whole or not self.remote.lookahead:
-            return None
+        return 0 if kept_whole else self.remote.lookahead
 
-        remote = self.remote
-        ranges_of = ObstoreFirst(remote.store, remote.files).ranges_of
-
-        def fetch(ranges: Wanted) -> dict[int, KnownParts]:
-            wanted = [(shard, span) for shard, spans in ranges.items() for span in spans]
-            got = ranges_of([(self.path(shard), span) for shard, span in wanted])
-            parts: dict[int, dict[Span, bytes]] = {shard: {} for shard in ranges}
-            for (shard, span), data in zip(wanted, got, strict=True):
-                parts[shard][span] = data
-            return {shard: KnownParts(some) for shard, some in parts.items()}
-
-        return LookAhead(self.remote.lookahead, plan, fetch)
+    def fetch(self, wanted: Sequence[tuple[str, Span]], *, ahead: bool) -> list[bytes]:
+        """See `ShardSet`."""
+        return (self.remote.ahead if ahead else self.remote.files).ranges_of(wanted)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """See `ShardSet`: the column is fetched and checked."""
@@ -391,11 +350,6 @@ class RemoteSet(ShardSet):
 
         url, most = _inside(self.folder, entry.file), _COLUMN + _WIDEST * sum(self.samples)
         return self.remote.files.read_as(url, most, read)
-
-    def each(self, function: Callable[[_One], _Made], items: Iterable[_One]) -> Iterator[_Made]:
-        """See `ShardSet`, in threads, because most of the time is spent waiting."""
-        self.set_index  # noqa: B018 - opened here, before each thread would do so for itself
-        return concurrently(function, list(items))
 
 
 @dataclass(frozen=True)
@@ -505,149 +459,17 @@ def _check_room(found: RemoteSet, cache: Cache) -> None:
         raise ShardError(f"{message}: {cure}, or serve them where ranges are read", shard=url)
 
 
-class RangedShard(ShardReader):
-    """A shard of which ranges are read: members that lie close together in one request, several at a time."""
+class RangedShard(ShardBytes):
+    """A shard of which ranges are read."""
 
-    def __init__(
-        self,
-        index: ShardIndex,
-        remote: Remote,
-        keys: Sequence[str] | None,
-        *,
-        verify: bool,
-        max_bytes: int = MAX_BYTES,
-        kept: _ShardSamples | None = None,
-    ) -> None:
-        verify = verify or kept is not None  # what is kept has to be right
-        if not verify:  # else each read finds out
-            check_shard(remote.files, index)
-        super().__init__(index, _Ranges(index, remote.files), keys, verify=verify, max_bytes=max_bytes)
-        self._remote, self._kept = remote, kept
+    by_ranges = True
 
-    def read_many(self, numbers: Sequence[int], data: Any = None) -> list[Sample]:
-        """See `ShardReader`."""
-        kept, lacking = self._load(numbers)
-        if data is None or (self._kept is not None and not all(map(data.holds, self.spans(lacking)))):
-            data = self._fetch(lacking) if self._remote.cache is None else self._fetch_exactly(lacking)
-        read = self.bind(_joined(kept, data))
-        samples = [read(number) for number in numbers]
-        self._keep(numbers, samples, lacking)
-        return samples
+    def __init__(self, index: ShardIndex, files: CheckedStore) -> None:
+        self.index, self._files = index, files
 
-    def _load(self, numbers: Sequence[int]) -> tuple[dict[Span, bytes], list[int]]:
-        """The members of some samples that a cache has, and the samples that it lacks."""
-        if self._kept is None:
-            return {}, list(numbers)
-        parts: dict[Span, bytes] = {}
-        lacking, cached = dict.fromkeys(numbers), 0
-        for number, word in self._kept.find(numbers).items():
-            spans = self.ranges(number)
-            nbytes = sum(end - begin for begin, end in spans)
-            blob = self._kept.cache.load(self._kept.first + number, word, nbytes)
-            if blob is not None:
-                parts.update(_cut(blob, spans))
-                del lacking[number]
-                cached += nbytes
-        self._remote.files.traffic.add(cached=cached)
-        return parts, list(lacking)
-
-    def _keep(self, numbers: Iterable[int], samples: Sequence[Sample], lacking: Collection[int]) -> None:
-        """Keep samples in a cache: those that it lacked, or all under the time of their next use."""
-        kept = self._kept
-        if kept is None or not (lacking or kept.cache.files_anew):
-            return
-        for number, sample in dict(zip(numbers, samples, strict=True)).items():
-            if kept.cache.files_anew or number in lacking:
-                kept.cache.keep(kept.first + number, [piece for key, piece in sample.items() if key != "__key__"])
-
-    def missing(self, numbers: Sequence[int]) -> list[Span]:
-        """See `ShardReader`: all, or what the cache lacks."""
-        if self._kept is None:
-            return self.spans(numbers)
-        found = self._kept.find(numbers)
-        first, nbytes = self._kept.first, {one: sum(end - begin for begin, end in self.ranges(one)) for one in found}
-        self._kept.cache.announce({first + one: (word, nbytes[one]) for one, word in found.items()})
-        return self.spans([number for number in numbers if number not in found])
-
-    def between(self, start: int, stop: int) -> Iterator[list[Sample]]:
-        """See `ShardReader`; while a few samples are looked at, the next ones come."""
-        small = min((number for number in self._too_large if start <= number < stop), default=stop)
-        spans = windows(self._nbytes(range(start, small)), _WINDOW)
-        parts = [range(start + begin, start + end) for begin, end in spans]
-
-        def fetch(part: range) -> tuple[KnownParts, set[int]]:
-            kept, lacking = self._load(part)
-            return _joined(kept, self._fetch(lacking)), set(lacking)
-
-        with ThreadPoolExecutor(1) as pool:
-            coming = [pool.submit(fetch, part) for part in parts[:1]]
-            for number, part in enumerate(parts):
-                data, lacking = coming.pop().result()
-                coming.extend(pool.submit(fetch, later) for later in parts[number + 1 : number + 2])
-                at, source = part.start, _Ranges(self.index, self._remote.files, data)
-                for samples in self.between_of(source, part.start, part.stop):
-                    read = range(at, at + len(samples))
-                    self._keep(read, samples, lacking)
-                    at = read.stop
-                    yield samples
-        if small < stop:
-            self._locate(small)
-
-    def check_all(self) -> None:
-        """See `ShardReader`."""
-        whole = RangedShard(self.index, self._remote, None, verify=True, max_bytes=self.index.shard_bytes)
-        for _ in whole.between(0, self.index.n_samples):
-            pass
-
-    def _nbytes(self, numbers: range) -> npt.NDArray[np.int64]:
-        made = np.zeros(len(numbers), np.int64)
-        for chosen, positions in self.positions(numbers):
-            made[chosen] = self.index.sizes[positions].astype(np.int64).sum(1)
-        return made
-
-    def _fetch(self, numbers: Sequence[int]) -> KnownParts:
-        spans = self.spans(numbers)
-        return self._remote.files.parts(self.index.shard, spans, max_gap=self._remote.max_gap)
-
-    def _fetch_exactly(self, numbers: Sequence[int]) -> KnownParts:
-        """The same for a shard beside a cache: who keeps what fits wants few bytes of the rest, as look-ahead does."""
-        spans = self.spans(numbers)
-        return self._remote.files.parts(self.index.shard, spans, max_gap=ADJACENT, waste=WASTE)
-
-
-class _ShardSamples(NamedTuple):
-    """The samples of a shard in a cache."""
-
-    cache: SampleCache
-    first: int  # its first sample, of all that the cache is for
-
-    def find(self, numbers: Sequence[int]) -> dict[int, int]:
-        """The words of the samples that may be there, by their numbers in the shard."""
-        found = self.cache.find([self.first + number for number in numbers])
-        return {sample - self.first: word for sample, word in found.items()}
-
-
-def _cut(blob: bytes, spans: Sequence[Span]) -> dict[Span, bytes]:
-    """The members of a sample, which lie one after another in the cache, by their ranges in the shard."""
-    made, at = {}, 0
-    for begin, end in spans:
-        made[begin, end] = blob[at : at + end - begin]
-        at += end - begin
-    return made
-
-
-def _joined(kept: Mapping[Span, bytes], fetched: KnownParts) -> KnownParts:
-    """Parts from a cache and fetched ones, which may hold some of them, too: as parts they must not overlap."""
-    if not kept:
-        return fetched
-    return KnownParts({**{span: part for span, part in kept.items() if not fetched.holds(span)}, **fetched.data})
-
-
-class _Ranges(ShardBytes):
-    """Ranges of a shard in the place of a map of all of it."""
-
-    def __init__(self, index: ShardIndex, files: CheckedStore, data: Any = b"") -> None:
-        self.index, self.data, self._files = index, data, files
+    def fetch(self, spans: Sequence[Span]) -> KnownParts:
+        """See `ShardBytes`."""
+        return self._files.parts(self.index.shard, spans)
 
     def fetch_again(self, begin: int, end: int) -> bytes | None:
         """See `ShardBytes`."""
@@ -656,24 +478,6 @@ class _Ranges(ShardBytes):
     def diagnose(self) -> None:
         """See `ShardBytes`."""
         check_shard(self._files, self.index)
-
-
-def windows(sizes: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """Cut a row of samples into parts of about as many bytes."""
-    if not sizes.size:
-        return []
-    numbers = (np.cumsum(sizes) - sizes) // most
-    cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
-    return list(zip([0, *cuts], [*cuts, sizes.size], strict=True))
-
-
-def concurrently(function: Callable[[_One], _Made], items: Sequence[_One]) -> Iterator[_Made]:
-    """Call a function for some items in threads; the results come in order."""
-    if len(items) < 2:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
-        yield from pool.map(function, items)
 
 
 def most_index_bytes(shard_bytes: int) -> int:

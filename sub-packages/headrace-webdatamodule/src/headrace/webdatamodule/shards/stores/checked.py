@@ -135,9 +135,9 @@ class CheckedStore:
                 raise failed from redacted_cause(one)
         return [one for one in got if isinstance(one, bytes)]
 
-    def parts(self, url: str, spans: Sequence[Span], *, max_gap: int = 0, waste: float = 0.0) -> KnownParts:
+    def parts(self, url: str, spans: Sequence[Span]) -> KnownParts:
         """Some ranges of a file, merged; see `merge`."""
-        merged = merge({url: spans}, max_gap=max_gap, waste=waste)[url]
+        merged = merge({url: spans})[url]
         return KnownParts(dict(zip(merged, self.ranges(url, merged), strict=True)))
 
     def _ask(self, wanted: Sequence[tuple[str, Span]]) -> list[bytes | BaseException]:

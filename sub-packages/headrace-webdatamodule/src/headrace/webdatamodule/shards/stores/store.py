@@ -12,9 +12,13 @@ from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 from headrace.webdatamodule.shards.errors import ShardError
+from headrace.webdatamodule.shards.format.tar import BLOCK
 
 Span = tuple[int, int]
 _MOST = 4 << 20  # bytes of a request that merges several ranges
+WASTE = 0.02  # bytes fetched and not used, of those that are wanted
+# A padding and a header lie between members that follow one another; to ask for each would send more bytes than that.
+ADJACENT = 2 * BLOCK - 1
 
 
 class Store(ABC):
@@ -183,7 +187,9 @@ class KnownParts:
         return span[0] >= span[1] or (number >= 0 and span[1] <= self._begins[number] + len(self._parts[number]))
 
 
-def merge(wanted: Mapping[Any, Iterable[Span]], *, max_gap: int, waste: float = 0.0) -> dict[Any, list[Span]]:
+def merge(
+    wanted: Mapping[Any, Iterable[Span]], *, max_gap: int = ADJACENT, waste: float = WASTE
+) -> dict[Any, list[Span]]:
     """Merge ranges of some files, in requests of at most 4 MiB unless they overlap.
 
     Gaps up to `max_gap` bytes are merged, and of larger ones the smallest, while they are at most a fraction `waste` of
