@@ -14,6 +14,7 @@ FINDS = {
     "slurm array": "how-to/writing",
     "audio": "how-to/audio",
     "get_eval_dataloader": "how-to/evaluation",
+    "group_by_length": "how-to/loops",
     "loss spike": "how-to/spikes",
     "gradient accumulation": "how-to/tokens-per-step",
     "oom": "how-to/memory",
