@@ -1,8 +1,6 @@
 """Lightning callbacks: in a real trainer, alone and on two real ranks."""
 
-import gc
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,6 @@ from processes import run_ranks
 from headrace.size_aware_batching.callbacks import OOMRescue, TokensPerStep, WorstBatchesFirst
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Memory is collected often in here: leave out what was there before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def assert_equal(one: list[float], other: list[float]) -> None:

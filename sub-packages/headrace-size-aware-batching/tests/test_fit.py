@@ -1,8 +1,7 @@
 """From a step to a budget in one call, and the worst batches before the training."""
 
-import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ from headrace.size_aware_batching import (
 )
 
 HAS_CUDA = torch.cuda.is_available()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Memory is collected often in here: leave out what was there before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def lengths_of(seed: int, count: int = 2000) -> Any:

@@ -1,6 +1,5 @@
 """Shapes that were measured: each has run, also after the others, and training has no other."""
 
-import gc
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -24,14 +23,6 @@ from headrace.size_aware_batching import (
 
 LIMIT = 40_000_000
 Shape = tuple[int, int]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Memory is collected often in here: leave out what was there before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def lengths_of(seed: int, count: int = 2000) -> Any:

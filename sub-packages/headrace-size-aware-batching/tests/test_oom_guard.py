@@ -1,6 +1,5 @@
 """A rescued step equals the unsplit one, wherever memory ran out; on one rank and on real ranks."""
 
-import gc
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,14 +28,6 @@ from headrace.size_aware_batching.memory import oom_guard
 from headrace.size_aware_batching.memory.split import batch_length, split_batch
 
 WIDTH = 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Memory is collected often in here: leave out what was there before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def make(seed: int = 0, **options: Any) -> tuple[Any, Any]:

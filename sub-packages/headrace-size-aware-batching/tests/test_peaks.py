@@ -1,6 +1,5 @@
 """Peaks of batches, with bounds where they run out of memory: simulated, and on a CUDA device where there is one."""
 
-import gc
 import logging
 import re
 from collections.abc import Iterator
@@ -14,14 +13,6 @@ from headrace.size_aware_batching import Peaks, SimulatedMemory, design_batches,
 from headrace.size_aware_batching.memory import CudaMeter, device_memory, is_out_of_memory
 
 HAS_CUDA = torch.cuda.is_available()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Memory is collected often in here: leave out what was there before."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(

@@ -240,7 +240,7 @@ def events(most_ranks: int) -> st.SearchStrategy[list[tuple[str, Any]]]:
     )
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(1500, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("examples", [25, pytest.param(1500, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)])])
 @pytest.mark.slow
 def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
@@ -254,8 +254,8 @@ def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples:
 @pytest.mark.parametrize(
     ("workers", "examples"),
     [
-        (0, 40),
-        pytest.param(2, 6, marks=pytest.mark.slow),
+        (0, 15),
+        pytest.param(2, 2, marks=pytest.mark.slow),
         pytest.param(0, 600, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
         pytest.param(2, 60, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
     ],

@@ -636,7 +636,7 @@ def test_a_node_of_four_keeps_what_it_needs_soon(tmp_path: Path, monkeypatch: py
     for local in ("", "1"):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         with served(tmp_path / "site") as site:
-            epochs = shares_fetched(site, tmp_path / f"cache{local}", limit, 6)
+            epochs = shares_fetched(site, tmp_path / f"cache{local}", limit, 4)
             shares[local] = sum(epochs[2:]) / len(epochs[2:])
     assert 0.75 < shares[""] < 0.85
     assert shares["1"] < 0.60

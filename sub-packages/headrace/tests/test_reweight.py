@@ -138,8 +138,8 @@ CHANGES = st.one_of(
 @pytest.mark.parametrize(
     ("workers", "examples"),
     [
-        pytest.param(0, 8, marks=pytest.mark.slow),
-        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(0, 3, marks=pytest.mark.slow),
+        pytest.param(2, 1, marks=pytest.mark.slow),
         pytest.param(0, 300, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
         pytest.param(2, 20, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
     ],

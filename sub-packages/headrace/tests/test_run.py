@@ -91,8 +91,8 @@ OTHERS = st.dictionaries(st.sampled_from(list(OPTIONS)), st.integers(0, 3), max_
 @pytest.mark.parametrize(
     ("workers", "examples"),
     [
-        pytest.param(0, 10, marks=pytest.mark.slow),
-        pytest.param(2, 3, marks=pytest.mark.slow),
+        pytest.param(0, 5, marks=pytest.mark.slow),
+        pytest.param(2, 1, marks=pytest.mark.slow),
         pytest.param(0, 400, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
         pytest.param(2, 40, marks=[pytest.mark.nightly, pytest.mark.timeout(3000)]),
     ],
