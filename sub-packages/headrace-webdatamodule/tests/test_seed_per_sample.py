@@ -400,15 +400,6 @@ def test_seed_per_is_checked() -> None:
         loader(Augmented(), seed_per="worker")
 
 
-def test_a_state_of_before_is_one_by_step() -> None:
-    saved = loader(Globals(), seed_per="step")
-    next(iter(saved))
-    state = saved.state_dict()
-    assert state.pop("seed_per") == "step"
-    with pytest.raises(ValueError, match="checkpoint has seed_per='step', got seed_per='sample'"):
-        loader(Augmented()).load_state_dict(state)
-
-
 @pytest.mark.parametrize("seed_per", ["sample", "step"])
 def test_a_data_module_refuses_a_checkpoint_of_the_other_kind(seed_per: Any) -> None:
     def module(seed_per: Any) -> MapDataModule:

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +27,6 @@ from headrace.webdatamodule.loading.batch_reading import (
     SkippedSample,
     warn_of_skipped,
 )
-from headrace.webdatamodule.loading.data_sketch import data_sketch, what_differs
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
 from headrace.webdatamodule.loading.iteration import Iteration, Progress
@@ -317,13 +316,12 @@ class ResumableLoader(EpochLoader):
 
         Returns:
             A dict, the same on every rank: "version", "seed", "epoch", "steps" delivered in the epoch, "fingerprint" of
-            the dataset, "data" (its length and digests of a few samples), and "batch_sampler" (the state of the batch
-            sampler).
+            the dataset, and "batch_sampler" (the state of the batch sampler).
         """
         plan, position = self._batches(), self._progress.behind(self._loop.steps_done())
         batches, order = plan.state(self.epoch, position, self.ranks), plan.order_digest if position.steps else ""
         seed, seed_per, steps = self._seed, self._loading.seed_per, position.steps
-        return loader_state(seed, self.epoch, steps, self._fingerprint, batches, order, seed_per, self._sketch)
+        return loader_state(seed, self.epoch, steps, self._fingerprint, batches, order, seed_per)
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Resume from a state.
@@ -354,17 +352,12 @@ class ResumableLoader(EpochLoader):
     def _restore(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         names = {accept} if isinstance(accept, str) else set(accept)
         prefix = self._prefix if DATA in names else None
-        differs = partial(what_differs, dataset=self.dataset)
-        check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per, prefix, differs)
+        check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per, prefix)
         if self._loop.is_own and self._progress.overrules(state["epoch"]):
             return
         self._progress.load(state["epoch"], self._batches().load(state, self.epoch, self.ranks, names))
         self._resumed_at = (state["epoch"], state["steps"]) if state["epoch"] or state["steps"] else None
         self._counted_before = self._stats.report().batches > 0
-
-    @cached_property
-    def _sketch(self) -> str:
-        return data_sketch(self.dataset)
 
     def _prefix(self, n_samples: int) -> str | None:
         """The fingerprint of the first samples; None if the loader was given one of its own."""

@@ -210,7 +210,7 @@ class SourceIterator(Generic[T]):
         return begun
 
     def _refuse_another_shuffle(self, saved: Mapping[str, Any] | None, shuffle: str) -> None:
-        if saved is not None and saved.get(_SHUFFLE, shuffle) != shuffle:  # absent from states of earlier releases
+        if saved is not None and saved.get(_SHUFFLE) != shuffle:
             raise RuntimeError(
                 f"sources[{self.name!r}] is shuffled in another order than when the state was saved; shuffle it with "
                 "the same seed in every run: shuffle(seed=..., buffer_size=...)"

@@ -32,8 +32,8 @@ class Run:
         self.found, self.state = found, dict(found.sampler)
         if not found.recorded:
             raise ValueError(
-                f"the state {found.path} has no record of the run: a batch sampler that keeps none saved it, or an "
-                f"older release; {EQUAL} and {BY_SIZE} keep one"
+                f"the state {found.path} has no record of the run: a batch sampler that keeps none saved it; {EQUAL} "
+                f"and {BY_SIZE} keep one"
             )
         self.kind = _kind(self.state["run"])
         try:

@@ -28,14 +28,14 @@ def check_state(
     """Refuse a state of something else, or one that was damaged.
 
     `own` has its owner's "version", and other values that may not differ; `counts` are fields that are numbers, `more`
-    are others, of which one that ends with "?" may be absent.
+    are others.
     """
-    fields = [*own, *(name for name in more if not name.endswith("?")), *counts]
+    fields = [*own, *more, *counts]
     expected = f"{kind}: state must be what state_dict() returned, with {', '.join(fields)}"
     if not isinstance(state, Mapping):
         raise TypeError(f"{expected}; got {type(state).__name__}")
     lacks = [name for name in fields if name not in state]
-    if lacks or set(state) - {*fields, *(name.rstrip("?") for name in more)}:
+    if lacks or set(state) - {*fields}:
         fault = f"this state lacks {', '.join(lacks)}" if lacks else "this state has others"
         raise ValueError(f"{expected}; {fault}: got {', '.join(sorted(map(str, state)))}")
     for name in (*counts, "version"):
@@ -60,11 +60,8 @@ def loader_state(
     batch_sampler: Mapping[str, Any] | None,
     order: str,
     seed_per: str,
-    data: str,
 ) -> dict[str, Any]:
     """The state of a `ResumableLoader`; `order` stands for an order that the batch sampler's state does not name.
-
-    `data` is a sketch of the data, see `data_sketch`.
 
     Every state has all keys: torch.distributed.checkpoint writes into the dict that a loader returns, and reads no key
     which that one lacks.
@@ -78,7 +75,6 @@ def loader_state(
         "batch_sampler": None if batch_sampler is None else {**batch_sampler},
         "order": order,
         "seed_per": seed_per,
-        "data": data,
     }
 
 
@@ -89,29 +85,26 @@ def check_loader_state(
     name: str,
     seed_per: str,
     prefix: Callable[[int], str | None] | None = None,
-    differs: Callable[[Any], str | None] = lambda _: None,
 ) -> None:
     """Refuse a `ResumableLoader`'s state of other data or another seed, or one that was changed.
 
-    With `prefix`, the fingerprint of the first so many samples, data may have grown. `differs` says in words how the
-    data of a sketch differ, if it can.
+    With `prefix`, the fingerprint of the first so many samples, data may have grown.
     """
     own = {"version": STATE_VERSION, "seed": seed}
-    more = ("fingerprint", "batch_sampler", "order?", "seed_per?", "data?")
+    more = ("fingerprint", "batch_sampler", "order", "seed_per")
     check_state(state, "ResumableLoader", own, ("epoch", "steps"), more)
     if prefix is not None and state["fingerprint"] != fingerprint:
         _check_growth(state, name, prefix)
     elif state["fingerprint"] != fingerprint:
-        found = differs(state.get("data")) or _OTHER_DATA
         raise StateMismatchError(
-            f"checkpoint is of other {name} data ({found}): it has fingerprint={state['fingerprint']!r}, "
+            f"checkpoint is of other {name} data ({_OTHER_DATA}): it has fingerprint={state['fingerprint']!r}, "
             f"got {fingerprint!r}",
             "resume with the data it was saved with, go on with accept={'data'} where samples were appended, or start "
             "without the checkpoint",
             [DATA],
             [DATA],
         )
-    if (was := state.get("seed_per", "step")) != seed_per:
+    if (was := state["seed_per"]) != seed_per:
         raise StateMismatchError(
             f"checkpoint has seed_per={was!r}, got seed_per={seed_per!r}, with which transforms draw other random "
             "numbers",
