@@ -44,8 +44,6 @@ from headrace.webdatamodule.shards.index.manifest import (
     kept_columns,
     unfinished_write,
 )
-from headrace.webdatamodule.shards.writing.shard_builder import result
-from headrace.webdatamodule.shards.writing.write import save_only_manifest
 from headrace.webdatamodule.utils import pickles_to_tars
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1).filter(is_plain_name)
@@ -387,18 +385,6 @@ def test_columns_stay_with_the_same_shards_only(folder: Path) -> None:
     assert kept_columns(folder, other, replaced={"n", "m"}, cure="") == ()
     (folder / NAME).unlink()
     assert kept_columns(folder, other, cure="") == ()
-
-
-def test_columns_that_a_function_gave_keep_no_set_out(folder: Path) -> None:
-    done = [result(ShardIndex.open(path)) for path in sorted(folder.glob("*.tar"))]
-    write_tars([("t", {"txt": b""})], folder, n_shards=1, prefix="other")
-    add_column(folder, f"{DERIVED}x", np.zeros(10))
-    manifest = add_column(folder, "n", np.zeros(10))
-    with pytest.raises(ManifestError, match=r"beside those of its manifest, which has columns: n\."):
-        save_only_manifest(folder, done)
-    replace(manifest, columns=manifest.columns[:1]).save(folder)
-    assert save_only_manifest(folder, done) is None
-    assert not (folder / NAME).exists()
 
 
 def test_an_entry_is_what_the_index_says(folder: Path) -> None:

@@ -18,12 +18,10 @@ from headrace.webdatamodule import (
     ManifestError,
     ShardError,
     add_column,
-    index_shards,
     verify_shards,
     write_tars,
 )
 from headrace.webdatamodule.shards.index.build import build_index
-from headrace.webdatamodule.shards.index.manifest import ColumnEntry
 from headrace.webdatamodule.shards.writing import executor
 from headrace.webdatamodule.shards.writing.pack_files import list_members, pack_files
 
@@ -235,22 +233,13 @@ def test_columns_stay_with_their_shards_and_are_not_lost_in_silence(source: Path
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_sets_that_share_a_directory_have_indexes_and_no_manifest(source: Path) -> None:
+def test_a_second_set_in_the_same_directory_is_refused(source: Path) -> None:
     folder = source.parent / "tars"
     pack(source, NAMES[:3])
-    before = Manifest.load(folder)
-    other = pack_files(source, NAMES[3:], ["my.pt"], folder, n_shards=1, prefix="q")
-    assert not (folder / "manifest.json").exists()
-    with pytest.raises(ManifestError, match="there is no manifest"):
-        IndexedShards(folder)
-    assert len(IndexedShards(other)) == 2
-    index_shards(folder)  # one set of all, because somebody asks for it: it stays
-    all_of_them = Manifest.load(folder)
-    pack(source, NAMES[:3])
-    assert Manifest.load(folder) == all_of_them
-    before.with_column(ColumnEntry("tokens", "<i8", "tokens.npy", "0" * 16)).save(folder)
-    with pytest.raises(ManifestError, match=r"beside those of its manifest, which has columns: tokens"):
-        pack(source, NAMES[:3])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(FileExistsError, match="a manifest is for one set"):
+        pack_files(source, NAMES[3:], ["my.pt"], folder, n_shards=1, prefix="q")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -328,7 +317,6 @@ def test_a_file_that_goes_away_is_named_where_other_shards_are_kept(
 
 
 def test_what_is_up_to_date_need_not_be_writable(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = source.parent / "tars"
     paths = pack(source)
 
     def refuse(*_: object) -> None:  # root may write everywhere
@@ -336,9 +324,6 @@ def test_what_is_up_to_date_need_not_be_writable(source: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "replace", refuse)
     assert pack(source) == paths
-    (folder / "manifest.json").unlink()
-    with pytest.warns(UserWarning, match="up to date, but without a manifest, which cannot be written"):
-        assert pack(source) == paths
     paths[0].unlink()
     with pytest.raises(OSError, match=r"Read-only file system: the shard was not written.*p-000000.tar"):
         pack(source)

@@ -239,8 +239,7 @@ class PickledDataWDS(WebDataModule):
     again. Shards with other samples are never changed. After a killed run, the next run writes the rest.
 
     Each shard gets an index, and each directory a `manifest.json`, so that `IndexedShards` can read them.
-    Splits that share a directory with other tar files get indexes, but no manifest, because a manifest
-    would make all of them one set.
+    A directory with other tar files is refused, because the manifest would make all of them one set.
 
     Args:
         dir_pickles: Directory of the pickle files.
@@ -286,7 +285,7 @@ class PickledDataWDS(WebDataModule):
 
         Raises:
             FileNotFoundError: Pickle files are missing.
-            FileExistsError: Shards of the same prefix that hold other samples are in the way.
+            FileExistsError: Other tar files, or shards that hold other samples, are in the way.
             ShardError: Two names that differ only in dots and dashes, a name that cannot be stored, or a file
                 that cannot be read any more.
             ManifestError: Files have changed, and a manifest has columns that belong to the shards as they are.

@@ -43,7 +43,7 @@ def pickles_to_tars(
 
     Raises:
         FileNotFoundError: Files are missing; raised before anything is written.
-        FileExistsError: Shards of the same prefix that hold other samples lie there.
+        FileExistsError: Other tar files, or shards that hold other samples, lie there.
         TypeError: `min_num_shards` or `bytes_per_pack` is no int.
         ValueError: There are no names, one of these numbers is not allowed, or `dir_output` is a URL.
         ShardError: Two names get the same key, or a sample cannot be stored.

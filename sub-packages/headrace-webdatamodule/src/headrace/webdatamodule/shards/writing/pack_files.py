@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import tarfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from headrace.webdatamodule.shards.writing.resume import noted_fingerprint
 from headrace.webdatamodule.shards.writing.sample_sources import Files, FilesOfSample, stamps_fingerprint
 from headrace.webdatamodule.shards.writing.shard_builder import check_key, key_hashes
 from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
-from headrace.webdatamodule.shards.writing.write import NEW_COLUMNS, save_only_manifest, write_set
+from headrace.webdatamodule.shards.writing.write import NEW_COLUMNS, save_set, write_set
 
 FileSample = tuple[str, FilesOfSample]
 Convert = Callable[[str, dict[str, bytes]], Mapping[str, Any]]
@@ -68,7 +66,7 @@ def pack_files(
     """Pack `{source}/{name}.{suffix}` into shards, as `write_shards` does, unless they are there and not stale.
 
     The fingerprint of the set is that of the files' sizes and times. What differs from `write_shards`: shards of other
-    samples are refused even so, and the directory may hold other sets; see `save_only_manifest`.
+    samples are refused even so.
     """
     packs = pack_size(bytes_per_pack)
     samples = _find_files(source, names, suffixes)
@@ -98,11 +96,9 @@ def pack_files(
             hashes=None if convert else key_hashes([key for key, _ in samples]),
             replaces=True,
             anew=convert is not None,
-            alone=False,
             executor=threads,
         )
-        with _unless_read_only():
-            save_only_manifest(directory, written)
+        save_set(directory, written, {})
     return paths
 
 
@@ -163,15 +159,3 @@ def _refuse_lost_columns(directory: Path) -> None:
     if lost:
         message = f"the shards of {str(directory)!r} would be others than when these columns were made"
         raise ManifestError(f"{message}: {', '.join(lost)}. {NEW_COLUMNS}")
-
-
-@contextmanager
-def _unless_read_only() -> Iterator[None]:
-    # Shards that are there can be read without a manifest.
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        message = f"the shards are up to date, but without a manifest, which cannot be written: {error}"
-        warnings.warn(message, UserWarning, stacklevel=5)

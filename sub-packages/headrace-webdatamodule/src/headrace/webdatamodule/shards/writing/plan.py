@@ -60,20 +60,18 @@ class Plan:
         note = {"format": "headrace-plan", "version": PLAN_VERSION, **asdict(self)}
         atomic_write(directory / f"{self.prefix}{NOTE}", (json.dumps(note, indent=1) + "\n").encode())
 
-    def prepare(
-        self, directory: Path, *, replaces: bool, anew: bool = False, stream: bool = False, alone: bool = True
-    ) -> bool:
+    def prepare(self, directory: Path, *, replaces: bool, anew: bool = False, stream: bool = False) -> bool:
         """Make a directory ready for this plan; whether all that is there is of this plan.
 
         Shards of another plan, such as one with another fingerprint, are stale: removed when the write `replaces` them,
-        else refused; `anew` removes those of this plan as well. In a `stream` the number of samples is unknown. A set
-        that is `alone` refuses tar files of other prefixes.
+        else refused; `anew` removes those of this plan as well. In a `stream` the number of samples is unknown. Tar
+        files of other prefixes are refused: a manifest speaks for its whole directory.
         """
         before = read_note(directory / f"{self.prefix}{NOTE}")
         names = {path.name for path in shard_paths(directory, self.prefix, 0 if stream else self.shards)}
         own = re.compile(rf"{re.escape(self.prefix)}-[0-9]{{6,}}\.tar({re.escape(SUFFIX)})?")
         there = {path.name for ending in (".tar", f".tar{SUFFIX}") for path in directory.glob(f"*{ending}")}
-        there = {name for name in there if not name.startswith(".") and (alone or own.fullmatch(name))}
+        there = {name for name in there if not name.startswith(".")}
         ours = {name for name in there if name.removesuffix(SUFFIX) in names}
         if replaces or (stream and before):  # also those of a run that stopped
             ours |= {name for name in there if own.fullmatch(name)}

@@ -16,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.checks import checked_int
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock, output_directory, sync_directory
 from headrace.webdatamodule.shards.index.build import save_manifest
-from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
 from headrace.webdatamodule.shards.index.manifest import (
     NAME,
     Manifest,
-    added,
     check_column,
     refuse_foreign,
     unfinished_write,
@@ -197,7 +195,7 @@ def write_shards(
             executor=executor,
             workers=processes,
         )
-        return _save(folder, written, arrays)
+        return save_set(folder, written, arrays)
 
 
 def write_set(
@@ -210,7 +208,6 @@ def write_set(
     hashes: npt.NDArray[np.uint64] | None = None,
     replaces: bool,
     anew: bool,
-    alone: bool = True,
     executor: Executor | None = None,
     workers: int | None = None,
 ) -> list[Written]:
@@ -220,7 +217,7 @@ def write_set(
     `hashes` of all keys where they are known.
     """
     tasks = _tasks(samples, shard_paths(folder, plan.prefix, plan.shards), bounds, bytes_per_pack)
-    plan.prepare(folder, replaces=replaces, anew=anew, alone=alone)
+    plan.prepare(folder, replaces=replaces, anew=anew)
     remove_parts(folder, plan.prefix)
     parts = [None if hashes is None else hashes[start:stop] for start, stop in pairwise(bounds)]
     found = [kept(task, part, same=bool(plan.fingerprint)) for task, part in zip(tasks, parts, strict=True)]
@@ -264,7 +261,7 @@ def _write_stream(
         written.append(publisher.finish(shard))
     arrays = _check_columns(columns, count)
     replace(plan, shards=len(written), samples=count).save(folder)
-    return _save(folder, written, arrays)
+    return save_set(folder, written, arrays)
 
 
 def _numbered(samples: Iterator[Any], path: Path) -> Iterator[Any]:
@@ -287,7 +284,8 @@ def _with_columns(folder: Path, columns: Mapping[str, npt.ArrayLike]) -> Manifes
     return save_manifest(folder, [(entry, manifest.members) for entry in manifest.shards], arrays, cure=NEW_COLUMNS)
 
 
-def _save(folder: Path, written: Sequence[Written], arrays: Columns) -> Manifest:
+def save_set(folder: Path, written: Sequence[Written], arrays: Columns) -> Manifest:
+    """Write the manifest of a set, with columns."""
     _refuse_repeated_key(written, folder, _TWICE)
     described = [(one.entry, one.members) for one in written]
     return save_manifest(folder, described, arrays, cure=NEW_COLUMNS)
@@ -298,32 +296,6 @@ def _refuse_repeated_key(written: Sequence[Written], folder: Path, cure: str) ->
         key, first, second = again
         message = f"the sample key {key!r} occurs twice, first in {first}: {cure}"
         raise ShardError(message, shard=str(folder / second), sample=key)
-
-
-def save_only_manifest(directory: Path, done: Sequence[Written]) -> Manifest | None:
-    """Write the manifest of a set that may have to share its directory.
-
-    A manifest speaks for its whole directory: who opens that by its name would get several sets as one, such as
-    training and validation. So it is only written where no other tar files lie. Otherwise a manifest of one of the sets
-    alone is removed, and one of all tar files, which somebody asked for, stays.
-    """
-    tars = {path.name for path in directory.glob("*.tar") if not path.name.startswith(".")}
-    if tars == {one.entry.name for one in done}:
-        return _save(directory, done, {})
-    try:
-        before = Manifest.load(directory)
-    except ManifestError:
-        return None
-    if {entry.name for entry in before.shards} == tars:
-        return None
-    lost = ", ".join(added(before))
-    if lost:
-        message = f"{str(directory)!r} holds tar files beside those of its manifest, which has columns: {lost}"
-        raise ManifestError(f"{message}. Choose another directory for one of the sets, or remove manifest.json")
-    (directory / NAME).unlink(missing_ok=True)
-    (directory / SET_INDEX_NAME).unlink(missing_ok=True)
-    sync_directory(directory)
-    return None
 
 
 def _loaded(samples: Any) -> Any:
