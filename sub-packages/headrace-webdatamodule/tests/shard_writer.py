@@ -1,7 +1,6 @@
 """Writes shards in a process of its own, for tests that kill it, starve it or look at what it says."""
 
 import json
-import math
 import os
 import resource
 import signal
@@ -11,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.webdatamodule import Manifest, write_shards
-from headrace.webdatamodule.shards.writing import executor
-
-# With these values of the module's, several workers are started at once, where a small set is written in one process.
-AT_ONCE = {"_TRIAL": 0.0, "_WORTH": 0.0, "_GAIN": math.inf}
 
 
 class Made:
@@ -63,13 +58,11 @@ def write(directory: str, options: dict[str, Any]) -> Manifest:
         options.get("delay", 0.0),
         {int(number): what for number, what in options.get("trouble", {}).items()},
     )
-    if (options.get("workers") or 1) > 1:
-        vars(executor).update(AT_ONCE)
     packs = options.get("bytes_per_pack")
     if options.get("stream"):
         made = (samples[number] for number in range(len(samples)))
         return write_shards(made, directory, samples_per_shard=25, fingerprint="1", bytes_per_pack=packs)
-    shards = {"n_shards": options.get("n_shards", 4), "workers": options.get("workers"), "bytes_per_pack": packs}
+    shards = {"n_shards": options.get("n_shards", 4), "workers": options.get("workers", 1), "bytes_per_pack": packs}
     return write_shards(samples, directory, **shards, fingerprint=options.get("fingerprint", "1"))
 
 

@@ -16,19 +16,12 @@ import pytest
 from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
-from written_sets import start_processes_at_once
 
 from headrace.webdatamodule import IndexedShards, verify_shards
 from headrace.webdatamodule.cli_sources import Chain, Fasta, find_files, safe_key, split_file_name
 from headrace.webdatamodule.shards.index.build import build_index
 
-pytestmark = pytest.mark.usefixtures("processes_at_once")
 COMMAND = [sys.executable, "-m", "headrace.webdatamodule.cli", "pack"]
-
-
-@pytest.fixture
-def processes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    start_processes_at_once(monkeypatch)
 
 
 def pack(*words: object, code: int = 0) -> str:
@@ -405,8 +398,6 @@ def test_ctrl_c_is_quiet_and_leaves_nothing_half(tmp_path: Path, words: list[str
 import signal, sys, time
 from headrace.webdatamodule import cli_sources
 from headrace.webdatamodule.cli import main
-from headrace.webdatamodule.shards.writing import executor
-vars(executor).update(_TRIAL=0.0, _WORTH=0.0, _GAIN=float("inf"))
 class Slow(cli_sources.Fasta):
     def __getitem__(self, index):
         time.sleep(0.005)
@@ -444,8 +435,6 @@ def test_ctrl_c_while_a_process_starts_is_quiet(tmp_path: Path) -> None:
 import signal, sys, threading
 from multiprocessing import util
 from headrace.webdatamodule.cli import main
-from headrace.webdatamodule.shards.writing import executor
-vars(executor).update(_TRIAL=0.0, _WORTH=0.0, _GAIN=float("inf"))
 start, begin, done, started = util.spawnv_passfds, threading.Event(), threading.Event(), []
 def receive():
     begin.wait()

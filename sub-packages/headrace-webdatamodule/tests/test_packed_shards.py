@@ -28,7 +28,6 @@ from written_sets import (
     parts,
     script,
     some,
-    start_processes_at_once,
     tars,
 )
 
@@ -474,8 +473,7 @@ def test_whole_shards_are_kept_by_the_next_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_processes_at_once(monkeypatch)
+def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
     for workers in (1, 2):
         write_shards(texts(200), tmp_path / str(workers), n_shards=4, bytes_per_pack=900, workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")

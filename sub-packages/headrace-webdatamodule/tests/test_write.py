@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_tar import made_by_tarfile
-from written_sets import Samples, begun, by_webdataset, group, parts, script, some, start_processes_at_once, tars
+from written_sets import Samples, begun, by_webdataset, group, parts, script, some, tars
 
 from headrace.webdatamodule import (
     IndexedShards,
@@ -199,8 +199,7 @@ def test_samples_that_no_reader_would_give_back(tmp_path: Path, sample: Any, mes
     refused(tmp_path, sample, message, 1)
 
 
-def test_samples_that_are_refused_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_processes_at_once(monkeypatch)
+def test_samples_that_are_refused_in_another_process(tmp_path: Path) -> None:
     refused(tmp_path, ("a.b", {"x": b""}), "the sample key 'a.b' cannot be stored", 2)
 
 

@@ -26,21 +26,16 @@ from written_sets import (
     group,
     parts,
     some,
-    start_processes_at_once,
     tars,
 )
 
-from headrace.webdatamodule import InProcessWarning, ShardError, verify_shards, write_shards
-from headrace.webdatamodule.shards.writing import executor as running
+from headrace.webdatamodule import ShardError, verify_shards, write_shards
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor, None])
-def test_bytes_are_the_same_wherever_they_are_written(
-    tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start_processes_at_once(monkeypatch)
+def test_bytes_are_the_same_wherever_they_are_written(tmp_path: Path, kind: Any) -> None:
     write_shards(some(50), tmp_path / "a", n_shards=5, workers=1)
     if kind is None:
         write_shards(some(50), tmp_path / "b", n_shards=5, workers=3)
@@ -91,66 +86,20 @@ def test_a_ray_cluster_through_an_executor_of_one_method(tmp_path: Path) -> None
     assert verify_shards(tmp_path / "c") == []
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-def test_a_small_set_starts_no_processes(tmp_path: Path, workers: int | None) -> None:
-    write_shards(lambda: some(50), tmp_path, n_shards=5, workers=workers)  # a lambda cannot be sent to one
+@pytest.mark.parametrize("local", [True, False])
+def test_samples_that_cannot_be_sent_are_refused(tmp_path: Path, local: bool) -> None:
+    samples: Any = (lambda: some(9)) if local else Unreadable(some(9))
+    with pytest.raises(TypeError, match=r"cannot be sent to other processes \(.*pass a function.*workers=1"):
+        write_shards(samples, tmp_path, n_shards=3, workers=2)
+    assert tars(tmp_path) == []
+    assert write_shards(samples, tmp_path, n_shards=3).n_samples == 9
 
 
-class Slow:
-    """Samples that are made slowly, and sent quickly or hardly at all."""
+class Unreadable(list[Any]):
+    """Samples that can be pickled, and not made again."""
 
-    def __init__(self, samples: list[Any], sent: float) -> None:
-        self.samples, self.sent = samples, sent
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, number: int) -> Any:
-        time.sleep(0.002)
-        return self.samples[number]
-
-    def __getstate__(self) -> dict[str, Any]:
-        time.sleep(self.sent)
-        return vars(self)
-
-
-@pytest.mark.parametrize(("sent", "processes"), [(0.0, 2), (0.2, 1)])
-def test_processes_are_started_only_where_they_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: float, processes: int
-) -> None:
-    monkeypatch.setattr(running, "_TRIAL", 0.0)
-    monkeypatch.setattr(running, "_WORTH", 0.1)
-    started, pool = list[int](), running.pool
-
-    def noted(workers: int) -> Any:
-        started.append(workers)
-        return pool(workers)
-
-    monkeypatch.setattr(running, "pool", noted)
-    write_shards(some(200), tmp_path / "a", n_shards=4, workers=1)
-    write_shards(Slow(some(200), sent), tmp_path / "b", n_shards=4, workers=2)
-    assert started == [2] * (processes - 1)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-
-
-def test_a_large_set_starts_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_shards(some(50), tmp_path / "a", n_shards=5, workers=1)
-    start_processes_at_once(monkeypatch)
-    monkeypatch.setattr(running, "cpus", lambda: 2)
-    with pytest.warns(InProcessWarning, match="cannot be sent to other processes"):
-        write_shards(lambda: some(50), tmp_path / "b", n_shards=5)
-    write_shards(some(50), tmp_path / "c", n_shards=5)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
-
-
-def test_samples_that_cannot_be_sent_are_written_here_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start_processes_at_once(monkeypatch)
-    with pytest.warns(InProcessWarning, match=r"written in this process; pass a function.*workers=1") as caught:
-        write_shards(lambda: some(9), tmp_path, n_shards=3, workers=2)
-    assert caught[0].filename == __file__
-    assert verify_shards(tmp_path) == []
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
 
 
 @pytest.mark.parametrize("midway", [False, True])

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import webdataset as wds
-from shard_writer import AT_ONCE, write
+from shard_writer import write
 
 from headrace.webdatamodule import verify_shards
 from headrace.webdatamodule.shards.index.build import build_index
-from headrace.webdatamodule.shards.writing import executor
 
 SCRIPT = Path(__file__).with_name("shard_writer.py")
 
@@ -49,12 +47,6 @@ def by_webdataset(path: Path) -> Samples:
         files = wds.tariterators.tar_file_expander([{"url": str(path), "stream": stream}])
         samples = list(wds.tariterators.group_by_keys(files))
     return [(s["__key__"], {k: v for k, v in s.items() if not k.startswith("__")}) for s in samples]
-
-
-def start_processes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have several workers write, however small the set is."""
-    for name, value in AT_ONCE.items():
-        monkeypatch.setattr(executor, name, value)
 
 
 def command(folder: Path, **options: Any) -> list[str]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.loading.sizes import SizesInMemoryWarning
     from headrace.webdatamodule.loading.stage_report import LoaderReport
     from headrace.webdatamodule.map_datamodule import MapDataModule
-    from headrace.webdatamodule.shards import InProcessWarning, Remote, RetryPolicy, Store, write_shards
+    from headrace.webdatamodule.shards import Remote, RetryPolicy, Store, write_shards
     from headrace.webdatamodule.split_names import Split
 
 __all__ = [
@@ -54,7 +54,6 @@ __all__ = [
     "DistributedBatchSampler",
     "Fault",
     "GroupingError",
-    "InProcessWarning",
     "IndexVersionError",
     "IndexedShards",
     "IndexedWebDataModule",
@@ -97,7 +96,6 @@ _LATER = {
     "BatchSamplerFactory": "loading.factories",
     "DamagedSampleWarning": "loading.batch_reading",
     "DistributedBatchSampler": "loading.batch_sampler",
-    "InProcessWarning": "shards",
     "IndexedWebDataModule": "indexed_datamodule",
     "LoaderReport": "loading.stage_report",
     "MapDataModule": "map_datamodule",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote.shards import Remote
     from headrace.webdatamodule.shards.stores.retries import RetryPolicy
     from headrace.webdatamodule.shards.stores.store import Store
-    from headrace.webdatamodule.shards.writing.executor import InProcessWarning
     from headrace.webdatamodule.shards.writing.write import write_shards
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "DecodeError",
     "Fault",
     "GroupingError",
-    "InProcessWarning",
     "IndexVersionError",
     "IndexedShards",
     "Manifest",
@@ -64,7 +62,6 @@ __all__ = [
 
 # Imported when they are first used: reading local shards does not wait for what writing and remote shards need.
 _LATER = {
-    "InProcessWarning": "headrace.webdatamodule.shards.writing.executor",
     "Remote": "headrace.webdatamodule.shards.remote.shards",
     "RetryPolicy": "headrace.webdatamodule.shards.stores.retries",
     "Store": "headrace.webdatamodule.shards.stores.store",

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -32,38 +28,21 @@ from headrace.webdatamodule.shards.writing.shard_task import (
 )
 
 _MAIN = "put what starts the work under `if __name__ == '__main__':`, or pass workers=1 to write in this process"
-# Seconds to write in this process first; seconds of remaining work for which processes are started, which takes some
-# seconds; and the share of a sample's time that they may take for it.
-_TRIAL, _WORTH, _GAIN = 2.0, 10.0, 0.8
-
-
 _Result = TypeVar("_Result")
 
 
-class InProcessWarning(UserWarning):
-    """Shards are written in one process, because the samples cannot be sent to others."""
-
-
-class _TooSlow(Exception):  # noqa: N818 - no error
-    """The rest is worth several processes."""
-
-
-def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int | None, prefix: str) -> list[Written]:
+def run(tasks: Sequence[ShardTask], executor: Executor | None, workers: int, prefix: str) -> list[Written]:
     """Write shards, with a progress bar over samples."""
     if not tasks:
         return []
     if executor is not None:
         return _run_there(tasks, executor, prefix)
-    count = cpus() if workers is None else workers
-    if count < 2 or multiprocessing.current_process().daemon:  # a daemon may not have children
-        return _run_here(tasks, math.inf)[0]
-    done, seconds = _run_here(tasks, _WORTH)
-    left = tasks[len(done) :]
-    if len(left) > 1 and _is_faster_sent(left[0], seconds, count):
-        with pool(min(len(left), count)) as own:
-            if _can_be_received(left[0], own):
-                return done + _run_there(left, own, prefix, _together(len(left), count))
-    return done + _run_here(left, math.inf)[0] if left else done
+    count = min(workers, len(tasks))
+    if count == 1:
+        return _run_here(tasks)
+    with pool(count) as processes:
+        _check_sent(tasks[0], processes)
+        return _run_there(tasks, processes, prefix, _together(len(tasks), count))
 
 
 @contextmanager
@@ -76,11 +55,6 @@ def pool(workers: int) -> Iterator[Executor]:
         yield executor
     finally:
         executor.shutdown(cancel_futures=True)
-
-
-def cpus() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def progress(n_samples: int | None, directory: Path) -> tqdm[Never]:
@@ -135,28 +109,9 @@ def _end_with_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def _run_here(tasks: Sequence[ShardTask], most: float) -> tuple[list[Written], float]:
-    """What was written, and the seconds that a sample took.
-
-    Stops early when more than one shard and so many seconds are left, as it seems after the first few.
-    """
-    done: list[Written] = []
-    total, shown, passed = sum(map(len, tasks)), 0, 0.0
-    with progress(total, tasks[0].path.parent) as bar:
-        begin = time.monotonic()
-
-        def show(samples: int) -> None:
-            nonlocal shown, passed
-            shown += samples
-            bar.update(samples)
-            passed = time.monotonic() - begin
-            if passed > _TRIAL and len(tasks) - len(done) > 1 and passed * (total - shown) > most * shown:
-                raise _TooSlow
-
-        with contextlib.suppress(_TooSlow):
-            for written in write_each(tasks, show):
-                done.append(written)  # noqa: PERF402 - what is done stays when the next one stops
-    return done, passed / max(1, shown)
+def _run_here(tasks: Sequence[ShardTask]) -> list[Written]:
+    with progress(sum(map(len, tasks)), tasks[0].path.parent) as bar:
+        return list(write_each(tasks, bar.update))
 
 
 def _together(n_tasks: int, workers: int) -> int:
@@ -202,37 +157,15 @@ def _stop(futures: Sequence[Future[Any]], directory: Path, prefix: str, run: str
     remove_parts(directory, prefix, run)
 
 
-def _is_faster_sent(task: ShardTask, seconds: float, workers: int) -> bool:
-    """Whether several processes write samples faster than this one, where that takes so many seconds for each.
-
-    This process sends all of them; the others receive them, which takes about as long, and write them. Small samples
-    from memory are written in about the time in which they are sent.
-    """
-    begin = time.monotonic()
+def _check_sent(task: ShardTask, processes: Executor) -> None:
+    """Refuse samples that cannot be pickled, or that a process cannot make again."""
     try:
-        pickle.dumps(task)
-    except Exception as error:  # what cannot be pickled says so in many ways
-        return _refused(error)
-    sending = (time.monotonic() - begin) / len(task)
-    return max(sending, (2 * sending + seconds) / workers) < _GAIN * seconds
-
-
-def _can_be_received(task: ShardTask, executor: Executor) -> bool:
-    received = executor.submit(_receive, pickle.dumps(task))
-    try:
-        received.result()
+        processes.submit(_receive, pickle.dumps(task)).result()
     except BrokenProcessPool as error:
         raise BrokenProcessPool(f"no process could be started; {_MAIN}") from error
-    except Exception as error:  # what cannot be unpickled too
-        return _refused(error)
-    return True
-
-
-def _refused(error: Exception) -> bool:
-    reason = f"the samples cannot be sent to other processes ({type(error).__name__}: {error})"
-    cure = "pass a function that makes them, defined in a module, or workers=1"
-    warnings.warn(f"{reason}: all shards are written in this process; {cure}", InProcessWarning, stacklevel=6)
-    return False
+    except Exception as error:  # what cannot be pickled says so in many ways
+        reason = f"samples cannot be sent to other processes ({type(error).__name__}: {error})"
+        raise TypeError(f"{reason}: pass a function that makes them, defined in a module, or workers=1") from error
 
 
 def _receive(data: bytes) -> None:

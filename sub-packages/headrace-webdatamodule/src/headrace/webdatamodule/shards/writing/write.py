@@ -72,7 +72,7 @@ def write_shards(
     n_shards: int | None = None,
     bytes_per_pack: int | None = None,
     executor: Executor | None = None,
-    workers: int | None = None,
+    workers: int = 1,
     prefix: str = "shard",
     sizes: npt.ArrayLike | None = None,
     columns: Mapping[str, npt.ArrayLike] | None = None,
@@ -107,9 +107,9 @@ def write_shards(
             Readers of this release find each sample as before; other programs see one member `.hrpack` for each pack.
             None: no packs.
         executor: Runs the tasks: any executor with the interface of `concurrent.futures`, such as `get_executor()` of a
-            Dask client; all its workers must see the directory. None: local processes.
-        workers: At most so many local processes; None: one for each CPU; 1: this process. After two seconds in this
-            process, others are started if at least ten more are left, and if samples are sent faster than written.
+            Dask client; all its workers must see the directory. None: as `workers` says.
+        workers: Number of local processes; 1: this process. Several help where samples take long to make: starting them
+            takes seconds, and small samples from memory are written as fast as they are sent.
         prefix: First part of the file names.
         sizes: For `bytes_per_shard`, the bytes of each sample in a tar file, shape [n_samples]: for each member 512
             plus its data padded to a multiple of 512; in a pack its data, its key and about 30 bytes. None: each sample
@@ -122,7 +122,8 @@ def write_shards(
         The manifest.
 
     Raises:
-        TypeError: The samples can be neither indexed nor iterated, or a number is not an int.
+        TypeError: The samples can be neither indexed nor iterated, they cannot be sent to other processes, or a number
+            is not an int.
         ValueError: A number, the prefix, sizes or columns are not allowed, or `directory` is a URL.
         FileExistsError: The directory holds a finished set and no `fingerprint` is given, or it holds other files,
             shards of other samples, or a `manifest.json` of another program.
@@ -131,19 +132,16 @@ def write_shards(
         BrokenProcessPool: A process was killed, or could not start.
         RuntimeError: The executor was shut down, or a script that starts processes lacks `if __name__ == "__main__"`.
 
-    Warns:
-        InProcessWarning: The samples cannot be pickled, so one process writes all of them.
-
     >>> import tempfile
     >>> samples = [(f"sample{i}", {"txt": b"%d" % i}) for i in range(5)]
-    >>> manifest = write_shards(samples, tempfile.mkdtemp(), n_shards=2, workers=1)
+    >>> manifest = write_shards(samples, tempfile.mkdtemp(), n_shards=2)
     >>> [(shard.name, shard.samples) for shard in manifest.shards]
     [('shard-000000.tar', 2), ('shard-000001.tar', 3)]
     """
-    processes = None if workers is None else checked_int("workers", workers, 1, cure="None takes one for each CPU")
+    processes = checked_int("workers", workers, 1)
     if not isinstance(fingerprint, str):
         raise ValueError(f"fingerprint must be a text, got {fingerprint!r}")
-    if executor is not None and (workers is not None or not callable(getattr(executor, "submit", None))):
+    if executor is not None and (processes > 1 or not callable(getattr(executor, "submit", None))):
         raise ValueError(f"executor must have a method submit, and goes without workers, got {executor!r}, {workers!r}")
     folder = output_directory("directory", directory)
     shard_paths(Path(), prefix, 0)
@@ -154,7 +152,7 @@ def write_shards(
     refuse_foreign(folder)
     replaces = overwrite or bool(fingerprint)  # else a finished set is left alone
     if not hasattr(everything, "__len__"):
-        if n_shards is not None or executor is not None or (processes or 1) > 1 or sizes is not None:
+        if n_shards is not None or executor is not None or processes > 1 or sizes is not None:
             allowed = "samples_per_shard or bytes_per_shard, and neither n_shards, executor, workers nor sizes"
             raise ValueError(f"samples without len() are written in this process as they come: give {allowed}")
         plan = Plan.of_stream(prefix, size, fingerprint, packs)
@@ -209,7 +207,7 @@ def write_set(
     replaces: bool,
     anew: bool,
     executor: Executor | None = None,
-    workers: int | None = None,
+    workers: int = 1,
 ) -> list[Written]:
     """Write those shards of a plan that are not there yet, or stale; the folder is locked, and gets no manifest yet.
 
@@ -388,7 +386,7 @@ def write_tars(
         folder = Path(hidden, target.name)
         folder.mkdir(exist_ok=True)
         plan = Plan.of(prefix, bounds, "", packs)
-        written = write_set(samples, folder, plan, bounds, bytes_per_pack=packs, replaces=False, anew=False, workers=1)
+        written = write_set(samples, folder, plan, bounds, bytes_per_pack=packs, replaces=False, anew=False)
         _refuse_repeated_key(written, folder, "make keys unique")
         for path in paths:
             (folder / path.name).replace(path)
