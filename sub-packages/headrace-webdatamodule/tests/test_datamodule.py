@@ -303,8 +303,6 @@ def test_names_and_directories_are_checked(pickles: Path) -> None:
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             PickledDataWDS(str(pickles), names, "mydata.pt", places, 2)  # type: ignore[arg-type] # wrong on purpose
-    with pytest.raises(ValueError, match="is a pipe: shards are written to directories only"):
-        PickledDataWDS(str(pickles), {Split.train: ["a"]}, "pt", {Split.train: "pipe:cat"}, 2, allow_pipe=True)
     with pytest.raises(ValueError, match="n_tars_wds must be an int >= 1, got 0"):
         pickled(pickles, n_tars_wds=0)
     with pytest.raises(ShardError, match="get the same sample key 'a-b'"):

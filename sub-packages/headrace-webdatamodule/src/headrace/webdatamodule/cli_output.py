@@ -6,9 +6,9 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 Pieces = Iterable[str] | Iterable[bytes]
 
@@ -35,33 +35,23 @@ def write_out(pieces: Pieces) -> None:
     """Write to stdout; quietly no more once nobody reads it."""
     if sys.stdout is None:
         raise OSError("there is no standard output to write to: it is closed")
-    sys.stdout.flush()
-    stream, converted = _opened(sys.stdout)
+    out, encoding = sys.stdout, sys.stdout.encoding or "utf-8"  # that of text in memory is None
     try:
         for piece in pieces:
-            stream.write(converted(piece))
-        stream.flush()
+            if isinstance(piece, str):
+                out.write(piece.encode(encoding, "backslashreplace").decode(encoding))
+            elif isinstance(out, io.TextIOWrapper):
+                out.flush()
+                out.buffer.write(piece)
+            else:  # a program that calls `main` collects what is printed; a notebook
+                out.write(piece.decode("utf-8", "backslashreplace"))
+        out.flush()
     except BaseException as error:
-        discard(sys.stdout)
+        discard(out)
         if isinstance(error, OSError) and error.filename is None and not isinstance(error, BrokenPipeError):
             raise OSError(f"standard output cannot be written: {error.strerror}") from error
         if not isinstance(error, BrokenPipeError):
             raise
-
-
-def _opened(out: TextIO) -> tuple[IO[Any], Callable[[str | bytes], str | bytes]]:
-    """Where to write, and what makes of a piece what can be written there."""
-    if not isinstance(out, io.TextIOWrapper):  # a program that calls `main` collects what is printed; a notebook
-        return out, lambda piece: piece.decode("utf-8", "backslashreplace") if isinstance(piece, bytes) else piece
-
-    def encoded(piece: str | bytes) -> bytes:
-        return piece if isinstance(piece, bytes) else piece.encode(out.encoding, "backslashreplace")
-
-    try:
-        # A buffer of our own: where Python's is switched off, one write may take a part only.
-        return open(out.fileno(), "wb", closefd=False), encoded
-    except io.UnsupportedOperation:  # it writes to memory
-        return out.buffer, encoded
 
 
 def discard(stream: TextIO | None) -> None:

@@ -22,7 +22,7 @@ from headrace.webdatamodule.streaming.pipeline import (
     stages_of,
 )
 from headrace.webdatamodule.streaming.stream_loader import StreamLoader, open_loader
-from headrace.webdatamodule.streaming.stream_sources import Mix, check_place, local_directory, scheme_of
+from headrace.webdatamodule.streaming.stream_sources import Mix, check_place, local_directory
 
 __all__ = ["PickledDataWDS", "Split", "WebDataModule"]
 
@@ -83,7 +83,6 @@ class WebDataModule(BaseDataModule):
         invoke_wld: The same for the WebLoader, such as `[("with_epoch", {"nbatches": 100})]`.
         allowed_classes: Classes and functions that pickles in the shards may use, beyond tensors, arrays, numbers and
             builtin containers; themselves, or named as "module.Name".
-        allow_pipe: Whether `dirs_tars_wds` may hold `pipe:` URLs, which run a shell.
         mix: For each split with several directories a callable that receives `{name: iterable of samples}` and returns
             one iterable, such as `functools.partial(InterleavedDataset, weights={...}, stopping="endless")` of
             headrace.weighted_sampler. Each worker calls it for each pass. Samples are mixed before `pipeline_wds`; an
@@ -128,7 +127,6 @@ class WebDataModule(BaseDataModule):
         invoke_wld: BySplit[_Calls] | None = None,
         *,
         allowed_classes: Collection[type | Callable[..., Any] | str] = (),
-        allow_pipe: bool = False,
         mix: BySplit[Mix] | None = None,
         exact: bool | None = None,
         num_replicas: int | None = None,
@@ -141,7 +139,7 @@ class WebDataModule(BaseDataModule):
             for split, count in by_split("n_samples", n_samples).items()
         }
         places = {
-            split: _checked_places(f"dirs_tars_wds[{split.name!r}]", given, allow_pipe=allow_pipe)
+            split: _checked_places(f"dirs_tars_wds[{split.name!r}]", given)
             for split, given in by_split("dirs_tars_wds", dirs_tars_wds).items()
         }
         self._splits = {"n_samples": counts, "dirs_tars_wds": places}
@@ -275,8 +273,6 @@ class PickledDataWDS(WebDataModule):
             places = self._options[split].places if split in self._options else {}
             if list(places) != [""]:
                 raise ValueError(f"names_subset has {split.name!r}, dirs_tars_wds has not: add its directory")
-            if scheme_of(places[""]) == "pipe":
-                raise ValueError(f"dirs_tars_wds[{split.name!r}] is a pipe: shards are written to directories only")
 
     def prepare_data(self) -> None:
         """Write the shards of all splits, their indexes and manifests, unless they are there and up to date.
@@ -327,10 +323,10 @@ def _names(argument: str, given: Any) -> list[str]:
     return names
 
 
-def _checked_places(name: str, given: Any, *, allow_pipe: bool) -> dict[str, str]:
+def _checked_places(name: str, given: Any) -> dict[str, str]:
     """Directories by name; a single one has an empty name."""
     return {
-        source: check_place(f"{name}[{source!r}]" if source else name, place, allow_pipe=allow_pipe)
+        source: check_place(f"{name}[{source!r}]" if source else name, place)
         for source, place in named_sources(name, given, "").items()
     }
 

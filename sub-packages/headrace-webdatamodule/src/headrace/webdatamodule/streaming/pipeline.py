@@ -32,7 +32,6 @@ from headrace.webdatamodule.streaming.stream_sources import (
     find_tars,
     has_own_split,
     is_resampled,
-    scheme_of,
 )
 
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
@@ -62,7 +61,7 @@ class StreamOptions:
     """The arguments of a `WebDataModule` for one split; `stages_wds` and `stages_wld` are its pipelines."""
 
     name: str  # of the split
-    places: Mapping[str, str]  # directories or `pipe:` URLs by the names of sources; a single one has an empty name
+    places: Mapping[str, str]  # directories by the names of sources; a single one has an empty name
     prefix: str
     keys: tuple[str, ...]
     n_samples: int
@@ -326,7 +325,7 @@ def _counts(options: StreamOptions, name: str, tars: Sequence[str]) -> list[int]
     """Samples of each shard, if ranks and workers are to get equal shares of samples; None: they share shards."""
     if options.exact is False:
         return None
-    reason = _obstacle(options, name)
+    reason = _obstacle(options)
     counts = [] if reason else [count_samples(tar) for tar in tars]
     missing = counts.count(None)
     if missing:
@@ -339,11 +338,9 @@ def _counts(options: StreamOptions, name: str, tars: Sequence[str]) -> list[int]
     return None if reason else [number for number in counts if number is not None]
 
 
-def _obstacle(options: StreamOptions, name: str) -> str | None:
+def _obstacle(options: StreamOptions) -> str | None:
     given = options.kwargs_wds
     others = sorted(set(given) - _HARMLESS)
-    if scheme_of(options.places[name]) == "pipe":
-        return "a pipe has no index: give a directory"
     if has_own_split(given) or given.get("workersplitter", wds.split_by_worker) is not wds.split_by_worker:
         return "kwargs_wds holds a splitter of your own: leave it out"
     if others:

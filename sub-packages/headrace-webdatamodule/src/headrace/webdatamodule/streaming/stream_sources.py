@@ -19,7 +19,6 @@ from urllib.request import url2pathname
 import webdataset as wds
 from torch.utils.data import get_worker_info
 
-from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule._shared.random import text_key
 from headrace.webdatamodule.loading.equal_plan import equal_share
 from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex
@@ -61,8 +60,8 @@ def worker_number() -> tuple[int, int]:
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
-def check_place(name: str, place: object, *, allow_pipe: bool) -> str:
-    """Refuse places that are no local directory; `pipe:` only for those who allow it.
+def check_place(name: str, place: object) -> str:
+    """Refuse places that are no local directory.
 
     webdataset opens a URL by its scheme: `pipe:` runs a shell, others start curl or a cloud's command line. A place
     in a configuration file must not do so unseen.
@@ -71,10 +70,7 @@ def check_place(name: str, place: object, *, allow_pipe: bool) -> str:
         raise TypeError(f"{name} must be the path of a directory, got {place!r}")
     text = os.fspath(place)
     scheme = scheme_of(text)
-    if scheme == "pipe" and not allow_pipe:
-        cure = "if you trust the source of this text, pass allow_pipe=True; otherwise give a local directory"
-        raise ValueError(f"{name} is {redacted(text)!r}, which would run a shell command: {cure}")
-    if scheme not in ("", "file", "pipe"):
+    if scheme not in ("", "file"):
         cure = "copy the shards to a local directory, or use IndexedWebDataModule, which reads remote shards"
         raise ValueError(f"{name} is {redacted(text)!r}: shards are not read from {scheme!r} URLs: {cure}")
     return text
@@ -93,9 +89,7 @@ def local_directory(place: str) -> Path:
 
 
 def find_tars(place: str, prefix: str) -> list[str]:
-    """The paths of a directory's shards, sorted; or the commands of a `pipe:`, with webdataset's braces expanded."""
-    if scheme_of(place) == "pipe":
-        return [str(url) for url in wds.shardlists.expand_urls(place.strip())]
+    """The paths of a directory's shards, sorted."""
     directory = local_directory(place)
     if shards := sorted(directory.glob(f"{glob.escape(prefix)}-*.tar")):
         return [str(shard) for shard in shards]
@@ -182,7 +176,7 @@ class IndexedSource:
 
 
 class ShardSource:
-    """Samples of shards without indexes, or of `pipe:` commands: each rank and worker reads whole shards.
+    """Samples of shards without indexes: each rank and worker reads whole shards.
 
     `options` are those of `webdataset.WebDataset`, which reads them. They are shuffled before they are split.
     """
@@ -198,13 +192,10 @@ class ShardSource:
         self._pipeline = wds.WebDataset(self.tars, shardshuffle=False, **given)
         grouper = next(at for at, stage in enumerate(self._pipeline.pipeline) if _is_grouper(stage))
         self._pipeline.pipeline.insert(grouper, unpacker)
-        if scheme_of(self.tars[0]) == "pipe":
-            self.fingerprint = text_digest(repr(self.tars))
-        else:
-            self.fingerprint = files_fingerprint(self.tars)
-            openers = (wds.cache.StreamingOpen, wds.cache.FileCache)
-            [at] = [i for i, stage in enumerate(self._pipeline.pipeline) if isinstance(stage, openers)]
-            self._pipeline.pipeline[at] = LocalOpener(given.get("handler", wds.reraise_exception))
+        openers = (wds.cache.StreamingOpen, wds.cache.FileCache)
+        [at] = [i for i, stage in enumerate(self._pipeline.pipeline) if isinstance(stage, openers)]
+        self._pipeline.pipeline[at] = LocalOpener(given.get("handler", wds.reraise_exception))
+        self.fingerprint = files_fingerprint(self.tars)
 
     def __call__(self, now: Pass) -> Iterator[dict[str, Any]]:
         """One dictionary of encoded members per sample."""
