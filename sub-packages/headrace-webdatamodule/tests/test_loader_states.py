@@ -82,13 +82,13 @@ def test_what_is_no_state(folder: Path, state: Any) -> None:
 
 def test_a_state_of_another_class_says_what_was_expected(folder: Path) -> None:
     loader, batches = plain(folder), DistributedBatchSampler(COUNT, 4)
-    fields = "version, seed, fingerprint, batch_sampler, epoch, steps"
+    fields = "version, seed, fingerprint, batch_sampler, order, seed_per, epoch, steps"
     expected = rf"ResumableLoader: state must be what state_dict\(\) returned, with {fields}; "
     others: list[tuple[Any, type[Exception], str]] = [
         (
             batches.state_dict(),
             ValueError,
-            "lacks batch_sampler, steps: got epoch, fingerprint, position, run, seed, starts, step, version",
+            "lacks batch_sampler, order, seed_per, steps: got epoch, fingerprint, position, run, seed, starts, step, ",
         ),
         (torch.nn.Linear(1, 1).state_dict(), ValueError, "lacks .*: got bias, weight"),
         (loader, TypeError, "got ResumableLoader"),
