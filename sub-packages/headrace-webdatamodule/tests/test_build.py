@@ -35,7 +35,7 @@ from headrace.webdatamodule import (
 from headrace.webdatamodule.shards.format.files import StagedFile
 from headrace.webdatamodule.shards.index.build import build_index, fitting_index, open_shard_bytes
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
-from headrace.webdatamodule.shards.index.container import PACKED_INDEX_VERSION
+from headrace.webdatamodule.shards.index.container import INDEX_VERSION
 from headrace.webdatamodule.shards.index.manifest import NAME
 from headrace.webdatamodule.shards.index.shard_index import index_path
 from headrace.webdatamodule.shards.reading.shard_reader import ShardReader, map_shard
@@ -102,7 +102,7 @@ def test_an_index_of_another_release_is_never_rewritten_in_silence(folder: Path)
     manifest = index_shards(folder)
     path = index_path(sorted(folder.glob("*.tar"))[0])
     data = path.read_bytes()
-    later = data[:8] + (PACKED_INDEX_VERSION + 1).to_bytes(4, "little") + data[12:]
+    later = data[:8] + (INDEX_VERSION + 1).to_bytes(4, "little") + data[12:]
     path.write_bytes(later)
     shard = path.with_suffix("")
     for read in (partial(fitting_index, shard), partial(index_shards, folder), partial(IndexedShards, [shard])):

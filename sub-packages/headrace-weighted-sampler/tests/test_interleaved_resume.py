@@ -270,7 +270,7 @@ STATE = make(["plain", "plain"], [5, 5], [1, 2], "endless").state_dict()
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 1}, "state has version 1, this release reads version 3"),
+        ({"version": 2}, "state has version 2, this release reads version 1"),
         ({"seed": 4}, "construct it with seed=4"),
         ({"fingerprint": STATE["fingerprint"][:16] + 16 * "0"}, "other weights or another stopping rule"),
         (

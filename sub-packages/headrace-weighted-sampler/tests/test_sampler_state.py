@@ -44,7 +44,7 @@ def test_a_missing_key_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        ({"version": 1}, ValueError, "state has version 1, this release reads version 3"),
+        ({"version": 2}, ValueError, "state has version 2, this release reads version 1"),
         ({"seed": 8}, ValueError, "state was saved with seed=8, this WeightedDistributedSampler has seed=7"),
         ({"epoch": -1}, ValueError, r"state\['epoch'\] must be an int from 0"),
         ({"epoch": "3"}, TypeError, r"state\['epoch'\] must be an int from 0"),

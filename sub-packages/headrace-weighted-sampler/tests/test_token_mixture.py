@@ -310,12 +310,6 @@ def test_the_sizes_belong_to_the_state() -> None:
         two.sampler.load_state_dict(one.sampler.state_dict())
 
 
-def test_a_state_of_the_release_before_is_refused() -> None:
-    mix = Mixed([1, 1], [np.array([3, 4]), np.array([1])])
-    with pytest.raises(ValueError, match="state has version 2, this release reads version 3"):
-        mix.sampler.load_state_dict({**mix.sampler.state_dict(), "version": 2})
-
-
 @pytest.mark.parametrize("per", ["sample", "token"])
 def test_two_passes_share_no_more_neighbours_than_chance(per: Any) -> None:
     sizes = np.random.default_rng(4).integers(1, 100, 20_000)

@@ -46,8 +46,8 @@ def sort_shuffles(size: int, keys: Words) -> Indices:
 
 # -- A Feistel network for long lists ------------------------------------------------------------------------------
 
-# Three rounds fail chi-square tests, six pass. Another number makes other orders, so both VERSIONs, of the sampler's
-# states and of the streams', rise with it. Rounds come in pairs, of a row and a column.
+# Three rounds fail chi-square tests, six pass. Another number makes other orders, so `STATE_VERSION` rises with
+# it. Rounds come in pairs, of a row and a column.
 ROUNDS = 6
 if ROUNDS % 2:
     raise ValueError(f"ROUNDS must be even, got {ROUNDS}: rounds come in pairs, of a row and a column")

@@ -11,6 +11,7 @@ from headrace.weighted_sampler._shared.digest import text_digest
 from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
 
 DIGEST_DIGITS = 16
+STATE_VERSION = 1  # raised when a key changes, or the same state stands for another order
 
 
 def digest(*parts: object) -> str:
@@ -51,7 +52,7 @@ def prefix_identity(dataset: Sized, length: int, ends: Sequence[int] | None = No
 
 
 def check_state(
-    owner: str, state: Mapping[str, Any], keys: Collection[str], version: int, seed: int, widths: Mapping[str, int]
+    owner: str, state: Mapping[str, Any], keys: Collection[str], seed: int, widths: Mapping[str, int]
 ) -> None:
     """Refuse any state of another class, version or seed; ``widths`` are the lengths of the fingerprint's parts."""
     check_keys("state", state, keys, owner)
@@ -61,9 +62,9 @@ def check_state(
             f"state['fingerprint'] must be {digits} hex digits, got {short.repr(fingerprint)}: this is not a state "
             f"of {owner}; load it into an object of the class whose state_dict() returned it"
         )
-    if type(state["version"]) is not int or state["version"] != version:
+    if type(state["version"]) is not int or state["version"] != STATE_VERSION:
         raise StateMismatchError(
-            f"state has version {short.repr(state['version'])}, this release reads version {version}",
+            f"state has version {short.repr(state['version'])}, this release reads version {STATE_VERSION}",
             "load it with the release that wrote it",
             ["version"],
         )

@@ -36,13 +36,12 @@ from headrace.weighted_sampler._sources import (
     nested,
     set_source_epoch,
 )
-from headrace.weighted_sampler._states import check_fingerprint, check_keys, check_state
+from headrace.weighted_sampler._states import STATE_VERSION, check_fingerprint, check_keys, check_state
 from headrace.weighted_sampler._token_stream import TokenStreamOrder
 from headrace.weighted_sampler.schedule import Stage, StreamSchedule, stages_before
 from headrace.weighted_sampler.weights import StreamWeights, Weight
 
 T = TypeVar("T")
-VERSION = 3  # of the state
 _MAX_EPOCH = 2**63 - 1
 _OWNER = "InterleavedDataset"  # of states, in messages
 _FRACTION = re.compile(r"-?\d{1,400}(/[1-9]\d{0,400})?")
@@ -403,7 +402,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
         stages = stages_before(mixture.stages, self._position)
         reached = set(mixture.reached(stages))
         return StreamState(
-            version=VERSION,
+            version=STATE_VERSION,
             seed=mixture.seed,
             epoch=self._epoch,
             position=self._position,
@@ -517,7 +516,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
 
 def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) -> StreamState:
     """Return a state that belongs to this mixture, or refuse it."""
-    check_state(_OWNER, state, StreamState.__required_keys__, VERSION, mixture.seed, FINGERPRINT)
+    check_state(_OWNER, state, StreamState.__required_keys__, mixture.seed, FINGERPRINT)
     position = checked_int("state['position']", state["position"], 0, MAX_POSITION // 2)
     check_keys("state['sources']", state["sources"], (), _OWNER)
     stages = stages_before(mixture.stages, position)
@@ -536,7 +535,7 @@ def check_stream_state(state: Mapping[str, Any], mixture: StreamMixture[Any]) ->
     keys = asdict(Reader())
     check_keys("state['stream']", state["stream"], keys, _OWNER)
     return StreamState(
-        version=VERSION,
+        version=STATE_VERSION,
         seed=mixture.seed,
         epoch=checked_int("state['epoch']", state["epoch"], 0, _MAX_EPOCH),
         position=position,

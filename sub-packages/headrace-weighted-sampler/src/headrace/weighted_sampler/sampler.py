@@ -30,6 +30,7 @@ from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
 from headrace.weighted_sampler._shared.warnings import warn
 from headrace.weighted_sampler._states import (
     DIGEST_DIGITS,
+    STATE_VERSION,
     check_fingerprint,
     check_keys,
     check_state,
@@ -45,7 +46,6 @@ from headrace.weighted_sampler.weights import Weight, WeightedSources, Weights, 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 3  # of the state; raised where equal arguments give another order
 DATA = "data"  # samples that were appended
 _LENGTH_DIGITS = 12
 _FINGERPRINT = {"length": _LENGTH_DIGITS, "data": DIGEST_DIGITS, "options": DIGEST_DIGITS}  # its parts
@@ -682,7 +682,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
             position = checked_int("position", position, 0, self.epoch_length + self.num_replicas - 1)
             position = min(position, self.epoch_length)
         return State(
-            version=VERSION,
+            version=STATE_VERSION,
             seed=self.seed,
             epoch=self.epoch,
             position=position,
@@ -712,7 +712,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         if isinstance(accept, str) or not set(accept) <= {DATA}:
             raise ValueError(f"accept must hold the names of what may differ, here {{'data'}}, got {shown(accept)}")
         name, keys = type(self).__name__, State.__required_keys__
-        check_state(name, state_dict, keys - {"mixture"}, VERSION, self.seed, _FINGERPRINT)
+        check_state(name, state_dict, keys - {"mixture"}, self.seed, _FINGERPRINT)
         check_keys("state", state_dict, keys, name)
         epoch = checked_int("state['epoch']", state_dict["epoch"], 0, MAX_POSITION // self.epoch_length - 1)
         position = checked_int("state['position']", state_dict["position"], 0)

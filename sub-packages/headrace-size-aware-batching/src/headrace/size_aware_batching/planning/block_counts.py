@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.size_aware_batching._shared.warnings import warn
 
-BLOCK_COUNTS_VERSION = 2
+BLOCK_COUNTS_VERSION = 1
 
 
 class BlockCounts:

@@ -35,11 +35,10 @@ from headrace.size_aware_batching.planning.list_plan import as_steps, refuse_emp
 from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, all_are_skipped, prepare, skipped_warning
-from headrace.size_aware_batching.planning.states import checked_state, refuse_other_settings
+from headrace.size_aware_batching.planning.states import STATE_VERSION, checked_state, refuse_other_settings
 from headrace.size_aware_batching.planning.strategies import BatchLists
 from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes
 
-VERSION = 2  # of states
 SHARDS, ORDER = 7, 8  # what keys are for: the order of all shards, and that of an epoch's blocks
 CURE = "cut them in the collate function and count them so with max_length=, or choose oversize='skip' or 'own_batch'"
 
@@ -86,7 +85,7 @@ class BlockPlanner:
         cache: Directory where counts are noted.
     """
 
-    version = VERSION
+    version = STATE_VERSION
     user_sampler = NoSampler()
 
     def __init__(

@@ -30,7 +30,7 @@ from headrace.size_aware_batching.planning.prepared import (
     without,
 )
 from headrace.size_aware_batching.planning.samples import Samples
-from headrace.size_aware_batching.planning.states import checked_state, settings_changed
+from headrace.size_aware_batching.planning.states import STATE_VERSION, checked_state, settings_changed
 from headrace.size_aware_batching.planning.strategies import BatchLists, Presorted
 from headrace.size_aware_batching.planning.token_steps import TokenPlan, TokenSteps
 from headrace.size_aware_batching.planning.user_sampler import (
@@ -41,7 +41,6 @@ from headrace.size_aware_batching.planning.user_sampler import (
     planned_order,
 )
 
-VERSION = 3  # of states
 CACHE_SIZE = 2  # plans of a planner, as a report compares two epochs; and planners of other settings
 SizeAwarePlan: TypeAlias = ListPlan | TokenPlan
 
@@ -76,7 +75,7 @@ class SizeAwarePlanner:
     _lists: dict[Ramp | None, BatchLists] = field(default_factory=dict, init=False, repr=False)
     _counts: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False)  # optimizer steps
 
-    version = VERSION
+    version = STATE_VERSION
 
     @classmethod
     def from_samples(

@@ -16,6 +16,7 @@ from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
 from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, FUNCTION
 
+STATE_VERSION = 1  # raised when a key changes, or the same state stands for other batches
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
 _CURES = {
     "version": "it comes from another version of headrace or another class",

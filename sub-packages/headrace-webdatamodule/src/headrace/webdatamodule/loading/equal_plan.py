@@ -16,10 +16,9 @@ from headrace.webdatamodule._shared.record import RECORD
 from headrace.webdatamodule._shared.run import History
 from headrace.webdatamodule._shared.state_mismatch import StateMismatchError
 from headrace.webdatamodule.loading.permutation import Shuffle
-from headrace.webdatamodule.loading.state_dict import DATA, check_state
+from headrace.webdatamodule.loading.state_dict import DATA, STATE_VERSION, check_state
 from headrace.webdatamodule.loading.user_sampler import NOT_MIXED, Mixed, NoUserSampler, UserSampler
 
-VERSION = 3  # of states
 _AHEAD = 2**14  # places of the order that are worked out together
 _CHANGED = "state['run'] must be as state_dict() returned it: it was changed"
 # What the fingerprint of a mixture covers, as it says itself, and the usual cause of another one.
@@ -168,7 +167,7 @@ class EqualPlanner:
     mixed: Mixed = NOT_MIXED
     _latest: dict[int, tuple[Any, EqualPlan]] = field(default_factory=dict, init=False, repr=False)
 
-    version = VERSION
+    version = STATE_VERSION
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -277,7 +276,7 @@ class EqualPlanner:
 
     def check_state(self, state: Any) -> Mapping[str, Any]:
         """Refuse what is no state, or one of another version or seed."""
-        own = {"version": VERSION, "seed": self.seed}
+        own = {"version": STATE_VERSION, "seed": self.seed}
         check_state(state, self.name, own, ("epoch", "position"), ("fingerprint", *RECORD))
         checked: Mapping[str, Any] = state
         return checked

@@ -7,8 +7,8 @@ from typing import Any
 
 from headrace.webdatamodule._shared.state_mismatch import StateMismatchError
 
-# Of the states of loaders and data modules, which lie in one another in a checkpoint; raised when a key comes, goes or
-# means something else in any of them. Batch samplers have versions of their own.
+# Of the states of loaders, data modules and batch samplers, which lie in one another in a checkpoint; raised when a key
+# comes, goes or means something else in any of them, or when the same state stands for other batches.
 STATE_VERSION = 1
 DATA = "data"  # samples that were appended, in `accept=`
 LARGEST = 2**62  # no number in a state is as large

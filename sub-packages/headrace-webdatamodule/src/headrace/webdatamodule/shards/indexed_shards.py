@@ -425,7 +425,7 @@ class IndexedShards:
         """
         shard, number = self._find(index)
         opened = self._index(shard)
-        return int(opened.begins[opened.span(number)[0]]) * opened.unit
+        return int(opened.begins[opened.span(number)[0]])
 
     def find(self, key: str) -> int:
         """The position of the sample with a key, from the indexes alone.

@@ -36,10 +36,10 @@ from headrace.webdatamodule.shards.format.files import (
     read_plain,
 )
 from headrace.webdatamodule.shards.format.pack import read_samples
-from headrace.webdatamodule.shards.format.tar import BLOCK, Samples, compressed_beside, few_samples
+from headrace.webdatamodule.shards.format.tar import Samples, compressed_beside, few_samples
 from headrace.webdatamodule.shards.index.checksums import content_fingerprint, fingerprint_ranges, shard_checksums
 from headrace.webdatamodule.shards.index.consolidated import write_set_index
-from headrace.webdatamodule.shards.index.container import INDEX_VERSION, PACKED_INDEX_VERSION, pack
+from headrace.webdatamodule.shards.index.container import pack
 from headrace.webdatamodule.shards.index.keys import describe_keys
 from headrace.webdatamodule.shards.index.manifest import (
     Manifest,
@@ -275,11 +275,8 @@ def pack_index(
     layouts = list(samples.layouts)
     pieces = [read(begin, end) for begin, end in fingerprint_ranges(shard_bytes, samples.end)]
     keys, key_arrays = describe_keys(samples.keys)
-    offsets = np.array(samples.offsets, np.uint64)
-    # In packs members begin at any byte, else where a block begins, and indexes stay what older releases read.
-    begins = {"offsets": _narrow(offsets)} if samples.packs else {"blocks": _narrow(offsets // BLOCK)}
     arrays: dict[str, npt.NDArray[Any]] = {
-        **begins,
+        "offsets": _narrow(np.array(samples.offsets, np.uint64)),
         "sizes": _narrow(np.array(samples.sizes, np.uint64)),
         "checksums": np.array(checksums, np.uint32),
         "gap_checksums": np.array(gap_checksums, np.uint64),
@@ -300,17 +297,14 @@ def pack_index(
         "skipped_names": [member.name for member in samples.skipped if member.reason not in ("directory", "label")][
             :_NAMED
         ],
+        "packs": samples.packs,
+        "split_at": samples.split_at,
     }
-    if samples.packs:
-        description["packs"] = samples.packs
-    if samples.split_at != "first":
-        description["split_at"] = samples.split_at
-    version = PACKED_INDEX_VERSION if samples.packs else INDEX_VERSION
-    return pack(description, {**arrays, **key_arrays}, version=version)
+    return pack(description, {**arrays, **key_arrays})
 
 
 def _narrow(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
-    # 4 bytes each where they fit, which they do for shards below 2 TiB.
+    # 4 bytes each where they fit, which they do for shards below 4 GiB.
     return numbers if numbers.size and int(numbers.max()) >> 32 else numbers.astype(np.uint32)
 
 

@@ -33,13 +33,12 @@ import numpy as np
 from headrace.webdatamodule.shards.errors import DamagedIndexError, IndexVersionError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map, read_plain, staged_file
 from headrace.webdatamodule.shards.index.checksums import checksum64
-from headrace.webdatamodule.shards.index.container import check_version, index_checksum
+from headrace.webdatamodule.shards.index.container import INDEX_VERSION, check_version, index_checksum
 from headrace.webdatamodule.shards.index.manifest import Manifest
 from headrace.webdatamodule.shards.index.shard_index import READ_BYTES, ShardIndex, index_path
 
 SET_INDEX_NAME = "manifest.hrs"
 SET_INDEX_MAGIC = b"\x89HRS\r\n\x1a\n"
-SET_INDEX_VERSION = 1
 _HEAD = struct.Struct("<8sII16s")
 
 
@@ -66,7 +65,7 @@ class SetIndex:
         if len(self.data) < _HEAD.size or bytes(self.data[:8]) != SET_INDEX_MAGIC:
             raise DamagedIndexError(f"this is no index of a set: it begins with {bytes(self.data[:16])!r}")
         _, version, found, fingerprint = _HEAD.unpack(self.data[: _HEAD.size])
-        check_version(version, SET_INDEX_VERSION)
+        check_version(version)
         if (found, fingerprint) != (count, listed.fingerprint):
             raise StaleIndexError("the index of the set belongs to another manifest: index the directory again")
         head = bytes(self.data[: begin - 8])
@@ -135,7 +134,5 @@ def write_set_index(folder: Path, manifest: Manifest, *, force: bool = False) ->
 
 
 def _head(listed: Listed, ends: Sequence[int]) -> bytes:
-    head = (
-        _HEAD.pack(SET_INDEX_MAGIC, SET_INDEX_VERSION, len(ends), listed.fingerprint) + np.array(ends, "<u8").tobytes()
-    )
+    head = _HEAD.pack(SET_INDEX_MAGIC, INDEX_VERSION, len(ends), listed.fingerprint) + np.array(ends, "<u8").tobytes()
     return head + checksum64(head).to_bytes(8, "little")

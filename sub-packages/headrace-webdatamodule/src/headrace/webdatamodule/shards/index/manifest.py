@@ -32,19 +32,18 @@ from headrace.webdatamodule.shards.format.files import (
 )
 from headrace.webdatamodule.shards.format.tar import compressed_beside
 from headrace.webdatamodule.shards.index.checksums import checksum64
+from headrace.webdatamodule.shards.index.container import INDEX_VERSION
 from headrace.webdatamodule.shards.index.keys import is_utf8
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 
 NAME = "manifest.json"
 NOTE = ".plan.json"
-MANIFEST_VERSION = 1
-PLAN_VERSION = 1
 MOST_MANIFEST_BYTES = 1 << 26  # some 400,000 shards
 # Columns of such names hold what a function says of each sample: they are made anew when they are missing.
 DERIVED = "sizes-"
 _MAX_NOTE_BYTES = 1 << 20
 # How a manifest of this release begins, damaged or not; another program's file may have the same name.
-_OURS = re.compile(rb'\s*{\s*"format":\s*"headrace-shards",\s*"version":\s*%d\b' % MANIFEST_VERSION)
+_OURS = re.compile(rb'\s*{\s*"format":\s*"headrace-shards",\s*"version":\s*%d\b' % INDEX_VERSION)
 _FOREIGN = "move it away, or make a folder of symbolic links to the .tar files, and use that"
 _READ_BYTES = 1 << 20  # larger columns are mapped
 _MAX_NAME_BYTES = 255  # on all usual file systems
@@ -149,7 +148,7 @@ class Manifest:
         """Return the text of the file; equal manifests give equal texts."""
         table = {
             "format": "headrace-shards",
-            "version": MANIFEST_VERSION,
+            "version": INDEX_VERSION,
             **self._table,
             "fingerprint": self.fingerprint,
         }
@@ -170,8 +169,8 @@ class Manifest:
             raise ManifestError(f"the manifest is no JSON ({error})") from error
         _require(isinstance(table, dict) and table.get("format") == "headrace-shards", "this is no manifest of shards")
         version = table.get("version")
-        is_ours = type(version) is int and version == MANIFEST_VERSION
-        _require(is_ours, f"the manifest has version {version!r:.40}, this release reads version {MANIFEST_VERSION}")
+        is_ours = type(version) is int and version == INDEX_VERSION
+        _require(is_ours, f"the manifest has version {version!r:.40}, this release reads version {INDEX_VERSION}")
         members = tuple(_list(table, "members"))
         made = cls(_entries(ShardEntry, table, "shards"), members, _entries(ColumnEntry, table, "columns"))
         _require(table.get("fingerprint") == made.fingerprint, "the fingerprint does not fit the rest of the manifest")
@@ -432,10 +431,10 @@ def read_note(path: Path) -> dict[str, Any]:
 
 def _other_release(path: Path, table: Mapping[str, Any]) -> str | None:
     """What to say of a plan that another release has noted."""
-    version = table.get("version", PLAN_VERSION)
-    if type(version) is int and version == PLAN_VERSION:
+    version = table.get("version", INDEX_VERSION)
+    if type(version) is int and version == INDEX_VERSION:
         return None
-    reads = f"{path} has version {version!r:.40}, this release reads version {PLAN_VERSION}"
+    reads = f"{path} has version {version!r:.40}, this release reads version {INDEX_VERSION}"
     return f"{reads}: complete the write with the release that began it, or remove {path.name} to keep what is there"
 
 

@@ -18,7 +18,7 @@ from headrace.webdatamodule.shards.errors import Damage, DamagedIndexError, Shar
 from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK, compression, padded
 from headrace.webdatamodule.shards.index.checksums import checksum64, content_fingerprint, fingerprint_ranges
-from headrace.webdatamodule.shards.index.container import INDEX_VERSION, unpack
+from headrace.webdatamodule.shards.index.container import unpack
 from headrace.webdatamodule.shards.index.keys import Keys, read_keys
 
 Integers = npt.NDArray[Any]
@@ -54,8 +54,7 @@ class ShardIndex:
         checksum: 64 bits that stand for the whole index, and through it for each byte of the shard.
         layouts: The different tuples of member keys that samples have, in lower case.
         suffixes: The same as they are written in the tar file.
-        begins: Where each member's data begin, in units of `unit` bytes, shape [n_members].
-        unit: 512, or 1 in a shard with packs.
+        begins: Where each member's data begin, in bytes, shape [n_members], in 32 or 64 bits.
         packs: Number of packs.
         split_at: "first" or "last": the dot of a member's name where the member's key begins.
         sizes: Bytes of data of each member, shape [n_members].
@@ -79,8 +78,8 @@ class ShardIndex:
         # What tells the file's size now, and the size that is looked for first.
         self.mapped = () if self._map is None else ((self._map.size, max(self._map.size(), self._mapped_bytes)),)
         try:
-            description, arrays, self.checksum, self._body, self._body_checksum, version = unpack(self.data)
-            self._read(version, description, arrays)
+            description, arrays, self.checksum, self._body, self._body_checksum = unpack(self.data)
+            self._read(description, arrays)
         except ShardError as error:
             error.shard = shard
             raise
@@ -111,7 +110,7 @@ class ShardIndex:
         made._from_file = True
         return made
 
-    def _read(self, version: int, description: Mapping[str, Any], arrays: Mapping[str, Integers]) -> None:
+    def _read(self, description: Mapping[str, Any], arrays: Mapping[str, Integers]) -> None:
         self.n_samples: int = description["samples"]
         self.shard_bytes: int = description["shard_bytes"]
         self._end, self._content = description["end"], description["content"]
@@ -119,10 +118,9 @@ class ShardIndex:
         self.skipped_names: tuple[str, ...] = tuple(description["skipped_names"])
         self.suffixes = tuple(tuple(suffixes) for suffixes in description["layouts"])
         self.layouts = tuple(tuple(suffix.lower() for suffix in suffixes) for suffixes in self.suffixes)
-        begins, self.unit = ("blocks", BLOCK) if version == INDEX_VERSION else ("offsets", 1)
-        self.begins, self.sizes = arrays[begins], arrays["sizes"]
-        self.packs: int = description.get("packs", 0)
-        self.split_at: str = description.get("split_at", "first")
+        self.begins, self.sizes = arrays["offsets"], arrays["sizes"]
+        self.packs: int = description["packs"]
+        self.split_at: str = description["split_at"]
         self.checksums, self.gap_checksums = arrays["checksums"], arrays["gap_checksums"]
         self.n_members: int = self.begins.size
         self._layout_of, self._starts = arrays.get("layout_of"), arrays.get("starts")
@@ -174,11 +172,11 @@ class ShardIndex:
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
         """Where each member's data begin, in bytes, shape [n_members]; made anew at each call."""
-        return self.begins.astype(np.int64) * self.unit
+        return self.begins.astype(np.int64)
 
     def place(self, position: int) -> int:
         """The byte that errors name of a member: where its header begins, or its data in a shard with packs."""
-        return int(self.begins[position]) * self.unit - (BLOCK if self.unit == BLOCK else 0)
+        return int(self.begins[position]) - (0 if self.packs else BLOCK)
 
     def span(self, sample: int) -> tuple[int, int]:
         """Where the members of sample `sample`, 0 to `n_samples - 1`, begin and end in the flat arrays."""

@@ -123,7 +123,7 @@ class ShardReader:
         """A function of a sample's number that reads it from these bytes, fast; call `check_size` before some reads."""
         # An item of a memoryview is a Python integer, at a third of the cost of one of an array.
         begins, sizes, checksums = self.index.begins.data, self.index.sizes.data, self.index.checksums.data
-        keys, unit = self.index.keys, self.index.unit
+        keys = self.index.keys
         # One "%" is the fastest way to a key of a number.
         template, parts = (keys.template, keys.numbers) if isinstance(keys, NumberedKeys) else ("%s", keys)
         alike, width, verify, again, locate = self._members, self._width, self._verify, self._again, self._locate
@@ -133,7 +133,7 @@ class ShardReader:
             sample: Sample = {"__key__": template % parts[number]}
             for name, column in members:
                 at = start + column
-                begin = begins[at] * unit
+                begin = begins[at]
                 sample[name] = piece = data[begin : begin + sizes[at]]
                 if verify and digest64(piece) & MEMBER_BITS != checksums[at]:
                     sample[name] = again(at)
@@ -198,9 +198,9 @@ class ShardReader:
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """The ranges of the members of a sample, in the order in which they are read."""
         start, members = (self._width * number, self._members) if self._members else self._locate(number)
-        begins, sizes, unit, found = self.index.begins.data, self.index.sizes.data, self.index.unit, []
+        begins, sizes, found = self.index.begins.data, self.index.sizes.data, []
         for _, column in members:
-            begin = begins[start + column] * unit
+            begin = begins[start + column]
             found.append((begin, begin + sizes[start + column]))
         return found
 
@@ -212,7 +212,7 @@ class ShardReader:
             self._locate(number)
         found = [positions.ravel() for _, positions in self.positions(numbers)]
         wanted = np.concatenate([np.empty(0, np.int64), *found])
-        begins = self.index.begins[wanted].astype(np.int64) * self.index.unit
+        begins = self.index.begins[wanted].astype(np.int64)
         ends = begins + self.index.sizes[wanted].astype(np.int64)
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
@@ -252,7 +252,7 @@ class ShardReader:
         for first in range(start, stop, _SAMPLES):
             index.check_size()
             where = (np.arange(first, min(first + _SAMPLES, stop))[:, None] * self._width + columns).ravel()
-            begins = index.begins[where].astype(np.int64) * index.unit
+            begins = index.begins[where].astype(np.int64)
             ends = begins + index.sizes[where].astype(np.int64)  # 64-bit sizes are unsigned
             bounds = list(zip(begins.tolist(), ends.tolist(), strict=True))
             most = _BYTES * (len(bounds) // len(names)) // max(1, int((ends - begins).sum()))
@@ -285,7 +285,7 @@ class ShardReader:
 
     def _again(self, at: int) -> bytes:
         """A member whose checksum differs, fetched again where that is possible."""
-        begin = int(self.index.begins[at]) * self.index.unit
+        begin = int(self.index.begins[at])
         data = self.source.fetch_again(begin, begin + int(self.index.sizes[at]))
         if data is None or digest64(data) & MEMBER_BITS != self.index.checksums[at]:
             self._refuse(at)

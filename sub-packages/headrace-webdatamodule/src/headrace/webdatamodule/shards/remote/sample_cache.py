@@ -26,7 +26,6 @@ from headrace.webdatamodule._shared.digest import digest64
 from headrace.webdatamodule.shards.reading.local_shards import Upcoming
 from headrace.webdatamodule.shards.remote.cache import Cache
 
-SAMPLE_CACHE_VERSION = 1
 UNKNOWN = 2**62  # the window of samples whose next use is not known
 _WORD, _DIGEST = 8, 8  # bytes
 _PLACE = 40  # bits of a word for the place in a log; those above number the log

@@ -22,6 +22,7 @@ from headrace.webdatamodule.shards.format.files import output_directory, read_or
 from headrace.webdatamodule.shards.format.tar import BLOCK
 from headrace.webdatamodule.shards.index.build import index_each
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME, Listed, SetIndex, head_bytes
+from headrace.webdatamodule.shards.index.container import INDEX_VERSION
 from headrace.webdatamodule.shards.index.manifest import (
     MOST_MANIFEST_BYTES,
     NAME,
@@ -53,7 +54,7 @@ from headrace.webdatamodule.shards.remote.cache import (
     fetch_index,
 )
 from headrace.webdatamodule.shards.remote.indexing import index_tars
-from headrace.webdatamodule.shards.remote.sample_cache import SAMPLE_CACHE_VERSION, SampleCache, share_of_room
+from headrace.webdatamodule.shards.remote.sample_cache import SampleCache, share_of_room
 from headrace.webdatamodule.shards.stores.checked import CheckedStore
 from headrace.webdatamodule.shards.stores.fsspec import MAX_CONNECTIONS, FsspecStore
 from headrace.webdatamodule.shards.stores.obstore import ObstoreFirst, ObstoreStore, make_store
@@ -294,7 +295,7 @@ class RemoteSet(ShardSet):
         cache = self.remote.cache
         if cache is None or not self.keeps_samples:
             return None
-        name = cached_name((self.samples, self.checksums, SAMPLE_CACHE_VERSION, members), SAMPLES)
+        name = cached_name((self.samples, self.checksums, INDEX_VERSION, members), SAMPLES)
         return SampleCache(cache, name, sum(self.samples))
 
     def cached_names(self) -> frozenset[str]:

@@ -22,7 +22,8 @@ from headrace.webdatamodule.shards.format.files import atomic_write, sync_direct
 from headrace.webdatamodule.shards.format.pack import MOST_BYTES, MOST_TABLE, OVERHEAD, table_bytes
 from headrace.webdatamodule.shards.format.tar import BLOCK, RECORD, padded
 from headrace.webdatamodule.shards.index.consolidated import SET_INDEX_NAME
-from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, PLAN_VERSION, Manifest, is_plain_name, read_note
+from headrace.webdatamodule.shards.index.container import INDEX_VERSION
+from headrace.webdatamodule.shards.index.manifest import NAME, NOTE, Manifest, is_plain_name, read_note
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX, ShardIndex
 from headrace.webdatamodule.shards.writing.shard_builder import Written, check_sample, member_bytes, no_sample
 from headrace.webdatamodule.shards.writing.shard_task import MapStyle
@@ -57,7 +58,7 @@ class Plan:
 
     def save(self, directory: Path) -> None:
         """Note the plan beside the shards to be; who finds fewer than it says knows that the write was stopped."""
-        note = {"format": "headrace-plan", "version": PLAN_VERSION, **asdict(self)}
+        note = {"format": "headrace-plan", "version": INDEX_VERSION, **asdict(self)}
         atomic_write(directory / f"{self.prefix}{NOTE}", (json.dumps(note, indent=1) + "\n").encode())
 
     def prepare(self, directory: Path, *, replaces: bool, anew: bool = False, stream: bool = False) -> bool:
