@@ -19,6 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.integrations import (
+    NoSamplerStateError,
     PreparedBatchSampler,
     TrainerLoader,
     sampler_state,
@@ -186,7 +187,7 @@ def test_a_state_without_the_samplers_is_refused() -> None:
         found: dict[str, Any] = loader.state_dict()
         return found
 
-    with pytest.raises(ValueError, match="loader_state must be that of a StatefulDataLoader over a sampler of"):
+    with pytest.raises(NoSamplerStateError):
         sampler_state(state(batch_size=4))
     with pytest.raises(ValueError, match=r"got one that is 1 batches behind: .*snapshot_every_n_steps=1"):
         sampler_state(state(batch_sampler=of_rank(0), num_workers=1, snapshot_every_n_steps=3))

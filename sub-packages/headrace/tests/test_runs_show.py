@@ -484,7 +484,7 @@ def test_what_is_no_state_is_said(tmp_path: Path, command: Command) -> None:
     for words, code, what in (
         (["missing.pt"], 2, "missing.pt: No such file"),
         (["none.pt"], 2, "no state of ResumableLoader"),
-        (["folder"], 2, "has none of .metadata"),
+        (["folder"], 2, "has none of custom_checkpoint"),
         (["text.pt"], 1, "no file of torch.save"),
         (["cut.pt"], 1, "no file of torch.save"),
         (["old.pt"], 2, "no record of the run"),

@@ -39,6 +39,7 @@ from headrace.webdatamodule.shards.errors import (
     DamagedShardError,
     DecodeError,
     GroupingError,
+    LostColumnsError,
     ManifestError,
     RefusedMemberError,
     ShardError,
@@ -339,9 +340,10 @@ def _index(options: argparse.Namespace) -> Outcome:
                 drop_columns=options.drop_columns,
                 force=options.force,
             )
-        except ManifestError as error:  # nothing is damaged: columns of earlier shards, or a write that was stopped
-            cure = "" if "drop_columns" not in str(error) else " (on the command line --drop-columns)"
-            raise ValueError(f"{error}{cure}") from error
+        except LostColumnsError as error:
+            raise ValueError(f"{error} (on the command line --drop-columns)") from error
+        except ManifestError as error:  # nothing is damaged: a write was stopped
+            raise ValueError(str(error)) from error
     for one in caught:
         say("warning", str(one.message))
     if options.json:

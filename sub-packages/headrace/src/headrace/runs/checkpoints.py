@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import re
@@ -14,16 +13,13 @@ from typing import Any
 
 import torch
 
-from headrace.runs.packages import WEBDATAMODULE, needed
-
 SAMPLER = {"version", "seed", "epoch", "position", "fingerprint"}
 LOADER = {"version", "seed", "epoch", "steps", "fingerprint", "batch_sampler"}
-# What may hold a state in a folder: of torch.distributed.checkpoint, accelerate, the Hugging Face Trainer, and of
-# Lightning with sharded models. Weights and optimizers are left alone.
-METADATA = ".metadata"
+# What may hold a state in a folder: of accelerate, the Hugging Face Trainer, and of Lightning with sharded models.
+# Weights and optimizers are left alone.
 IN_FOLDERS = ("custom_checkpoint_*.pkl", "dl_state_dict*.bin", "trainer_state.json", "meta.pt")
 _ALSO = ("*.ckpt", "*.pt", "*.pth", "checkpoint*")
-_LARGEST_VALUE, _LARGEST_METADATA = 1 << 24, 1 << 34
+_DISTRIBUTED = ".metadata"  # in a folder of torch.distributed.checkpoint
 _TORCHDATA = ("_snapshot", "_sampler_iter_yielded")  # of the state of a StatefulDataLoader
 _CURE = "load it in Python where you trust it, and save the loader's state alone: torch.save(state, 'state.pt')"
 
@@ -72,9 +68,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
         parts = list(_files(path))
         if not parts:
+            if (path / _DISTRIBUTED).is_file():
+                raise ValueError(f"{path}: a checkpoint of torch.distributed.checkpoint is not read here: {_CURE}")
             inside = sorted({one.name for pattern in _ALSO for one in path.glob(pattern)})[:5]
             cure = f"give one of {', '.join(inside)}" if inside else "give the checkpoint itself"
-            raise ValueError(f"{path}: the folder has none of {METADATA}, {', '.join(IN_FOLDERS)}: {cure}")
+            raise ValueError(f"{path}: the folder has none of {', '.join(IN_FOLDERS)}: {cure}")
         for name, read in parts:
             try:
                 found.states += _states(read(), name)
@@ -92,8 +90,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _files(folder: Path) -> Iterator[tuple[tuple[str, ...], Callable[[], Any]]]:
     """The parts of a folder that may hold states: where they are in it, and how each is read."""
-    if (folder / METADATA).is_file():
-        yield (), lambda: _load_distributed(folder)
     for pattern in IN_FOLDERS:
         for path in sorted(folder.glob(pattern)):
             if path.is_file():
@@ -129,87 +125,6 @@ def _load_torch(source: Any, name: str, **options: Any) -> Any:
         raise CheckpointError(f"{name}: no file of torch.save that is whole and needs no code: {reason}") from error
 
 
-class _Plain:
-    """Stands for a class of torch in the metadata of a checkpoint: attributes, and no code."""
-
-    def __new__(cls, *_: Any) -> _Plain:
-        return super().__new__(cls)
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state if isinstance(state, dict) else {}
-
-
-def _stand_ins() -> list[type]:
-    metadata = "torch.distributed.checkpoint.metadata"
-    names = {
-        metadata: "Metadata TensorStorageMetadata TensorProperties _MEM_FORMAT_ENCODING ChunkStorageMetadata "
-        "BytesStorageMetadata MetadataIndex StorageMeta",
-        "torch.distributed.checkpoint.filesystem": "_StorageInfo",
-        "torch.serialization": "_get_layout",
-        "torch": " ".join(["Size", *(name for name, one in vars(torch).items() if isinstance(one, torch.dtype))]),
-        "pathlib": "PosixPath WindowsPath",
-        "pathlib._local": "PosixPath WindowsPath",  # their home in Python 3.13
-    }
-    return [
-        type(name, (_Plain,), {"__module__": module}) for module, listed in names.items() for name in listed.split()
-    ]
-
-
-def _load_distributed(folder: Path) -> Any:
-    """Read the states out of a checkpoint of torch.distributed.checkpoint, and no other values."""
-    with needed(WEBDATAMODULE, "a checkpoint of torch.distributed.checkpoint"):
-        from headrace.webdatamodule.shards.decoding.allowed import AllowedClasses
-        from headrace.webdatamodule.shards.decoding.limits import MemoryBudget
-        from headrace.webdatamodule.shards.decoding.unpickler import RestrictedUnpickler, checked_load
-        from headrace.webdatamodule.shards.errors import ShardError
-    name = str(folder / METADATA)
-    data = io.BytesIO((folder / METADATA).read_bytes())
-    try:
-        budget = MemoryBudget(_LARGEST_METADATA)
-        metadata = checked_load(RestrictedUnpickler(data, AllowedClasses(_stand_ins()), budget)).state
-        places = {
-            index.state["fqn"]: info.state
-            for index, info in metadata["storage_data"].items()
-            if isinstance(index.state["fqn"], str)
-        }
-        paths = metadata["planner_data"] or {}
-        values = {
-            fqn: tuple(paths.get(fqn, (fqn,)))
-            for fqn, kind in metadata["state_dict_metadata"].items()
-            if type(kind).__name__ == "BytesStorageMetadata"
-        }
-        tree: dict[Any, Any] = {}
-        # States lie in it value by value.
-        tops = {path[:-1] for path in values.values() if path[-1] == "fingerprint"}
-        for fqn, (*above, last) in values.items():
-            if any(tuple(above[: len(top)]) == top for top in tops):
-                inner = tree
-                for part in above:
-                    inner = inner.setdefault(part, {})
-                inner[last] = _value(folder, fqn, places[fqn])
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"asks for ([\w.]+)", str(error))
-        what = f"would call {asked[1]}" if asked else f"is not safe ({error})"
-        raise CheckpointError(f"{name}: refused, as reading it {what}: {_CURE}") from error
-    except CheckpointError:
-        raise
-    except (AttributeError, IndexError, KeyError, ShardError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{name}: no metadata of torch.distributed.checkpoint: {error}") from error
-    return tree
-
-
-def _value(folder: Path, fqn: str, place: Mapping[str, Any]) -> Any:
-    file, offset, length = (place.get(name) for name in ("relative_path", "offset", "length"))
-    plain = isinstance(file, str) and Path(file).name == file and file not in (".", "..")
-    whole = type(offset) is int and type(length) is int and offset >= 0 and 0 <= length <= _LARGEST_VALUE
-    if not (plain and whole) or place.get("transform_descriptors"):
-        raise CheckpointError(f"{folder / METADATA}: the place of {fqn} is none that a state can have: {dict(place)}")
-    with (folder / str(file)).open("rb") as stream:
-        stream.seek(offset or 0)
-        data = stream.read(length or 0)
-    return _load_torch(io.BytesIO(data), f"{folder / str(file)}, {fqn}")
-
-
 def _states(thing: object, path: tuple[str, ...]) -> Iterator[Found]:
     """The states inside plain containers, with their places; those of short paths come first."""
     waiting, seen = deque([(thing, path)]), set[int]()
@@ -240,14 +155,14 @@ def _state(thing: Mapping[Any, Any], where: str) -> Found | None:
 def _of_torchdata(thing: Mapping[str, Any], where: str) -> Found | None:
     """The sampler's state in that of a StatefulDataLoader; one without a position is refused."""
     try:
-        from headrace.size_aware_batching.integrations import sampler_state
+        from headrace.size_aware_batching.integrations import NoSamplerStateError, sampler_state
     except ImportError:
         return None  # found as any other
     try:
         return Found(where, sampler_state(thing))
+    except NoSamplerStateError:
+        return None
     except (AttributeError, TypeError, ValueError) as error:
-        if "without a sampler's state" in str(error):
-            return None
         raise CheckpointError(f"{where}: {error}") from error
 
 

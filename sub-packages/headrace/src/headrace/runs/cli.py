@@ -24,7 +24,7 @@ _CODES = (
 _SHOW = (
     "Print the samples of any step of a run, past or future, rank by rank, from a checkpoint alone; without --step, a "
     "summary of the run. CHECKPOINT is a file of torch.save, also of Lightning, or a folder of "
-    "torch.distributed.checkpoint, accelerate or the Hugging Face Trainer. Steps are numbered over all epochs; a step "
+    "accelerate or the Hugging Face Trainer. Steps are numbered over all epochs; a step "
     "is one batch on each rank. No code of the checkpoint is run."
 )
 

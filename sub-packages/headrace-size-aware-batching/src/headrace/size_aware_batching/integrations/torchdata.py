@@ -6,6 +6,10 @@ from typing import Any
 _STATE = {"version", "seed", "epoch", "position", "fingerprint"}
 
 
+class NoSamplerStateError(ValueError):
+    """The state of a ``StatefulDataLoader`` that holds none of a sampler of headrace."""
+
+
 def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
     """Extract the sampler's state from the state of a torchdata ``StatefulDataLoader``.
 
@@ -22,7 +26,8 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: If ``loader_state`` is not a mapping.
-        ValueError: If there is no sampler state, or it is older than the last batch (``snapshot_every_n_steps``), if
+        NoSamplerStateError: If there is no sampler state.
+        ValueError: If it is older than the last batch (``snapshot_every_n_steps``), if
             batches came out of order (``in_order=False``), or if the loop caught an error of the dataset and continued.
             To get this error when you save a checkpoint instead of when you load it, save the result of this function.
             ``in_order=False`` together with a caught error may go undetected.
@@ -55,7 +60,7 @@ def sampler_state(loader_state: Mapping[str, Any]) -> dict[str, Any]:
     for state in (main.get("_index_sampler_state"), iterator.get("sampler_state")):
         if isinstance(state, Mapping) and set(state) >= _STATE:
             return dict(state)
-    raise ValueError(
+    raise NoSamplerStateError(
         "loader_state must be that of a StatefulDataLoader over a sampler of headrace, got one without a sampler's "
         f"state: {sorted(loader_state)}; give the sampler as batch_sampler=, or as sampler= with batch_size="
     )

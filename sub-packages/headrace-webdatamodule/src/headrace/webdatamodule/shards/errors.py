@@ -123,3 +123,13 @@ class StaleIndexError(ShardError):
 
 class ManifestError(ShardError):
     """A directory's manifest is missing, damaged or contradicts itself."""
+
+
+class LostColumnsError(ManifestError):
+    """Columns that were added to the shards would be lost, because the shards are others now.
+
+    Attributes:
+        columns: Their names.
+    """
+
+    columns: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule.shards.decoding.decode import load_npy
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.errors import LostColumnsError, ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import (
     atomic_write,
     directory_lock,
@@ -326,7 +326,9 @@ def kept_columns(
     lost = [name for name in added(before) if name not in replaced]
     if lost and not drop:
         message = f"the shards of {str(directory)!r} are others than when these columns were made: {', '.join(lost)}"
-        raise ManifestError(f"{message}. {cure}")
+        error = LostColumnsError(f"{message}. {cure}")
+        error.columns = tuple(lost)
+        raise error
     return ()
 
 

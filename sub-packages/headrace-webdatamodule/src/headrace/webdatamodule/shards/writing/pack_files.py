@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.webdatamodule.shards.errors import ManifestError, ShardError
+from headrace.webdatamodule.shards.errors import LostColumnsError, ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock
 from headrace.webdatamodule.shards.format.pack import is_pack_name, unpack
 from headrace.webdatamodule.shards.index.manifest import Manifest, added, refuse_foreign
@@ -158,4 +158,6 @@ def _refuse_lost_columns(directory: Path) -> None:
         lost = added(Manifest.load(directory))
     if lost:
         message = f"the shards of {str(directory)!r} would be others than when these columns were made"
-        raise ManifestError(f"{message}: {', '.join(lost)}. {NEW_COLUMNS}")
+        error = LostColumnsError(f"{message}: {', '.join(lost)}. {NEW_COLUMNS}")
+        error.columns = tuple(lost)
+        raise error
