@@ -394,12 +394,14 @@ def test_a_full_disk_is_told(folder: Path) -> None:
     assert done.stderr == b"headrace-shards: error: standard output cannot be written: No space left on device\n"
 
 
-def test_a_write_that_is_cut_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_write_that_is_cut_is_told(tmp_path: Path, unbuffered: str) -> None:
     write_tars([("a", {"bin": bytes(100_000)})], tmp_path, n_shards=1)
     index_shards(tmp_path)
     script = 'ulimit -f 8; "$@" > "$0"'  # of the first write, 8 KiB still fit
     words = ["bash", "-c", script, str(tmp_path / "out"), *COMMAND, "cat", str(tmp_path), "a.bin"]
-    done = subprocess.run(words, capture_output=True, check=False)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(words, capture_output=True, check=False, env=environment)
     assert done.returncode == 2
     assert done.stderr == b"headrace-shards: error: standard output cannot be written: File too large\n"
 

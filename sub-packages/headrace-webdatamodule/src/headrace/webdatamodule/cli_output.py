@@ -35,16 +35,16 @@ def write_out(pieces: Pieces) -> None:
     """Write to stdout; quietly no more once nobody reads it."""
     if sys.stdout is None:
         raise OSError("there is no standard output to write to: it is closed")
-    out, encoding = sys.stdout, sys.stdout.encoding or "utf-8"  # that of text in memory is None
+    out = sys.stdout
+    out.flush()
     try:
         for piece in pieces:
-            if isinstance(piece, str):
-                out.write(piece.encode(encoding, "backslashreplace").decode(encoding))
-            elif isinstance(out, io.TextIOWrapper):
-                out.flush()
-                out.buffer.write(piece)
+            if isinstance(out, io.TextIOWrapper):
+                rest = memoryview(piece if isinstance(piece, bytes) else piece.encode(out.encoding, "backslashreplace"))
+                while rest:  # where Python's buffer is switched off, one write may take a part only
+                    rest = rest[out.buffer.write(rest) :]
             else:  # a program that calls `main` collects what is printed; a notebook
-                out.write(piece.decode("utf-8", "backslashreplace"))
+                out.write(piece.decode("utf-8", "backslashreplace") if isinstance(piece, bytes) else piece)
         out.flush()
     except BaseException as error:
         discard(out)
