@@ -211,7 +211,11 @@ class ShardBuilder:
         self._empty_pack()
         if not waiting:
             return
-        head = pack_head([(one.key, one.members, list(map(len, one.data))) for one in waiting])
+        head = pack_head(
+            (f"{one.key}.{name}", len(data))
+            for one in waiting
+            for name, data in zip(one.members, one.data, strict=True)
+        )
         size = len(head) + sum(len(data) for one in waiting for data in one.data)
         if BLOCK + padded(size) >= plain:
             for one in waiting:

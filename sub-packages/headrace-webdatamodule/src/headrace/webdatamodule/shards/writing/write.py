@@ -112,8 +112,8 @@ def write_shards(
             takes seconds, and small samples from memory are written as fast as they are sent.
         prefix: First part of the file names.
         sizes: For `bytes_per_shard`, the bytes of each sample in a tar file, shape [n_samples]: for each member 512
-            plus its data padded to a multiple of 512; in a pack its data, its key and about 30 bytes. None: each sample
-            is read once more to find its size.
+            plus its data padded to a multiple of 512; in a pack for each member its data, its name and 12 bytes. None: each
+            sample is read once more to find its size.
         columns: Arrays to store beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
         fingerprint: Any text that changes with the samples, such as a version.
         overwrite: Whether to replace existing shards, even a finished set.
