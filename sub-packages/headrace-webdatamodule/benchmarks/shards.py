@@ -32,7 +32,7 @@ import webdataset as wds
 from peers import peers
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule import IndexedShards, index_shards, write_tars
+from headrace.webdatamodule import IndexedShards, index_shards, write_shards, write_tars
 
 BATCH = 64
 SHARDS = 4
@@ -209,8 +209,7 @@ def disk(root: Path) -> None:
     corpus = Corpus("texts", 10_000)
     payload = sum(len(corpus[index][1]["txt"]) for index in range(len(corpus)))
     for name, packs in (("shards", None), ("packed shards", PACK)):
-        write_tars(corpus, root / name, n_shards=2, bytes_per_pack=packs)
-        index_shards(root / name)
+        write_shards(corpus, root / name, n_shards=2, bytes_per_pack=packs)
     peers(corpus, root)
     for folder in sorted(root.iterdir()):
         nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -240,8 +239,7 @@ def main() -> None:
             write_tars(corpus, folder, n_shards=SHARDS)
             index_shards(folder)
             packed = Path(root, f"packed {kind}")
-            write_tars(corpus, packed, n_shards=SHARDS, bytes_per_pack=PACK)
-            index_shards(packed)
+            write_shards(corpus, packed, n_shards=SHARDS, bytes_per_pack=PACK)
             reading(folder, packed, peers(corpus, Path(root, f"peers of {kind}")), count, options.runs, clock)
             opening(folder, options.runs)
             opening(packed, options.runs)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +47,12 @@ from headrace.webdatamodule import (
     index_shards,
     verify_shards,
     write_shards,
-    write_tars,
 )
 from headrace.webdatamodule.shards.format.pack import MOST_BYTES, OVERHEAD, is_pack_name, read_samples
 from headrace.webdatamodule.shards.format.tar import walk
 from headrace.webdatamodule.shards.remote.shards import most_index_bytes
-from headrace.webdatamodule.shards.writing.pack_files import list_members
 from headrace.webdatamodule.shards.writing.plan import sample_bytes
 from headrace.webdatamodule.shards.writing.shard_builder import ShardBuilder
-from headrace.webdatamodule.streaming.stream_sources import Unpacker
-from headrace.webdatamodule.utils import pickles_to_tars
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="./\0"), min_size=1, max_size=12)
 KEY = st.lists(TEXT, min_size=1, max_size=3).map("/".join).filter(lambda key: not key.startswith("__"))
@@ -80,14 +75,6 @@ def texts(count: int) -> Samples:
 
 def folded(samples: Samples) -> list[dict[str, Any]]:
     return [{"__key__": key, **{name.lower(): data for name, data in sample.items()}} for key, sample in samples]
-
-
-def streamed(path: Path) -> Iterator[dict[str, Any]]:
-    """The samples of a shard as a stream reads them: webdataset's stages, and ours between."""
-    with path.open("rb") as stream:
-        files = wds.tariterators.tar_file_expander([{"url": str(path), "stream": stream}])
-        for sample in wds.tariterators.group_by_keys(Unpacker(wds.reraise_exception)(files)):
-            yield {name: data for name, data in sample.items() if name in ("__key__",) or not name.startswith("__")}
 
 
 # What is written is read
@@ -118,9 +105,6 @@ def test_every_reader_finds_every_sample(samples: Samples, bytes_per_pack: int, 
                 lengths = [len(sample.get(name, b"")) for sample in wanted]
                 assert dataset.sizes(name, missing=0).tolist() == lengths
         assert verify_shards(folder) == []
-        assert [sample for path in tars(folder) for sample in streamed(path)] == wanted
-        names = [(f"{key}.{name}", len(one)) for key, sample in samples for name, one in sample.items()]
-        assert [pair for path in tars(folder) for pair in list_members(path)] == names
         # Foreign readers see plain files, each pack one of them, and never more bytes than without packs.
         write_shards(samples, Path(root, "plain"), n_shards=shards, workers=1)
         for path, plain in zip(tars(folder), tars(Path(root, "plain")), strict=True):
@@ -166,7 +150,8 @@ def test_what_would_not_be_smaller_is_no_pack(tmp_path: Path) -> None:
     together = [[("a", {"txt": b"1", "cls": b"2"})], [("a", {"b": bytes(400)}), ("b", {"b": bytes(400)})]]
     for packs, cases in ((0, apart), (1, together)):
         for samples in cases:
-            [path] = write_tars(samples, tmp_path, n_shards=1, bytes_per_pack=2000)
+            write_shards(samples, tmp_path, n_shards=1, bytes_per_pack=2000, overwrite=True)
+            [path] = tars(tmp_path)
             assert [is_pack_name(member.name) for member in walk(path.read_bytes())] == (
                 [True] if packs else [False] * len(samples)
             )
@@ -175,11 +160,11 @@ def test_what_would_not_be_smaller_is_no_pack(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_table_is_larger_than_readers_take(tmp_path: Path) -> None:
     wide = {f"{'m' * 64}{n}": b"" for n in range(60_000)}  # in a table, 4.9 MB
-    write_tars([("a", {"txt": b"1"}), ("b", wide), ("c", {"txt": b"2"})], tmp_path, n_shards=1, bytes_per_pack=1000)
+    write_shards([("a", {"txt": b"1"}), ("b", wide), ("c", {"txt": b"2"})], tmp_path, n_shards=1, bytes_per_pack=1000)
     names = [member.name for member in walk(tars(tmp_path)[0].read_bytes())]
     assert (len(names), any(map(is_pack_name, names))) == (60_002, False)
     many = [(f"{'k' * 60}{n}", {"txt": b""}) for n in range(30_000)]
-    write_tars(many, tmp_path, n_shards=1, bytes_per_pack=1 << 20)
+    write_shards(many, tmp_path, n_shards=1, bytes_per_pack=1 << 20, overwrite=True)
     samples = read_samples(tars(tmp_path)[0].read_bytes())
     assert (samples.packs, len(samples.keys)) == (3, 30_000)
 
@@ -259,9 +244,8 @@ def test_offsets_are_those_of_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, -1, MOST_BYTES + 1])
 def test_sizes_of_packs_that_are_not_allowed(tmp_path: Path, number: int) -> None:
-    for write in (write_shards, write_tars):
-        with pytest.raises(ValueError, match="bytes_per_pack must be an int"):
-            write(some(3), tmp_path, n_shards=1, bytes_per_pack=number)
+    with pytest.raises(ValueError, match="bytes_per_pack must be an int"):
+        write_shards(some(3), tmp_path, n_shards=1, bytes_per_pack=number)
     with pytest.raises(TypeError, match="bytes_per_pack must be an int"):
         write_shards(some(3), tmp_path, n_shards=1, bytes_per_pack="64K")  # type: ignore[arg-type] # on purpose
     assert not list(tmp_path.iterdir())
@@ -364,8 +348,6 @@ def test_a_damaged_table_does_no_harm_to_reads_but_is_found_by_all_who_need_it(f
     message = "the pack is damaged: the checksum of its table does not fit"
     with pytest.raises(DamagedShardError, match=message):
         index_shards(folder, force=True)
-    with pytest.raises(DamagedShardError, match=message):
-        list(streamed(path))
 
 
 @pytest.mark.slow
@@ -474,31 +456,6 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
-def test_tars_alone_have_packs_too(tmp_path: Path) -> None:
-    write_tars(texts(40), tmp_path, n_shards=2, prefix="shard", bytes_per_pack=900)
-    write_shards(texts(40), tmp_path / "set", n_shards=2, bytes_per_pack=900)
-    assert [path.read_bytes() for path in tars(tmp_path)] == [path.read_bytes() for path in tars(tmp_path / "set")]
-
-
-def test_pickles_are_packed_and_kept(tmp_path: Path) -> None:
-    names = [f"n{i:02d}" for i in range(30)]
-    for name in names:
-        (tmp_path / f"{name}.pkl").write_bytes(name.encode())
-
-    def write(last: int = 30) -> None:
-        pickles_to_tars(tmp_path, names[:last], "pkl", tmp_path / "out", "p", min_num_shards=2, bytes_per_pack=900)
-
-    write()
-    kept = inodes(tmp_path / "out")
-    write()
-    assert inodes(tmp_path / "out") == kept
-    found = IndexedShards(tmp_path / "out", decode=None)
-    assert list(found) == [{"__key__": name, "pkl": name.encode()} for name in names]
-    assert verify_shards(tmp_path / "out") == []
-    with pytest.raises(FileExistsError, match="holds other samples"):
-        write(29)
-
-
 # Everything that reads shards
 
 
@@ -558,42 +515,22 @@ def test_an_indexed_data_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("indexed", [False, True])
-def test_a_stream_reads_the_samples_in_packs(tmp_path: Path, indexed: bool) -> None:
+def test_a_stream_reads_packs_by_their_index_and_refuses_them_without(tmp_path: Path) -> None:
     samples = [(f"s{i:03d}", {"json": b"%d" % i, "txt": b"x" * (2000 * (i == 17))}) for i in range(40)]
-    write_tars(samples, tmp_path, n_shards=2, bytes_per_pack=900)
-    if indexed:
-        index_shards(tmp_path)
-    assert [path.name for path in tars(tmp_path)] == ["wdshards-000000.tar", "wdshards-000001.tar"]
+    write_shards(samples, tmp_path, n_shards=2, bytes_per_pack=900, prefix="wdshards")
     options: dict[str, Any] = {"pipeline_prebatch_wld": {Split.train: wds.batched(4, collation_fn=None)}}
     module = WebDataModule({Split.train: 40}, "json", {Split.train: tmp_path}, 4, **options)
     assert [one for batch in quietly(module.train_dataloader()) for (one,) in batch] == list(range(40))
-    if not indexed:
-        choice = {
-            "select_files": lambda name: name.endswith(".json") and name < "t010",
-            "rename_files": lambda name: f"t{name[1:]}",
-        }
+    for path in tmp_path.glob("*.hri"):
+        path.unlink()
+    choice: dict[str, Any] = {"select_files": lambda name: name.endswith(".json"), "rename_files": lambda _: "a.json"}
+    for reading in ({}, choice, {"handler": wds.ignore_and_continue}):
         module = WebDataModule(
-            {Split.train: 10}, "json", {Split.train: tmp_path}, 4, kwargs_wds={Split.train: choice}, **options
+            {Split.train: 40}, "json", {Split.train: tmp_path}, 4, kwargs_wds={Split.train: reading}, **options
         )
-        assert [one for batch in quietly(module.train_dataloader()) for (one,) in batch] == list(range(10))
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_a_stream_names_a_damaged_pack_or_leaves_it_out(tmp_path: Path) -> None:
-    samples = [(f"s{i:03d}", {"json": b"%d" % i}) for i in range(40)]
-    first, _ = write_tars(samples, tmp_path, n_shards=2, bytes_per_pack=900)
-    before = first.read_bytes()
-    at = before.index(b" s000")
-    first.write_bytes(before[:at] + b"'" + before[at + 1 :])
-    options: dict[str, Any] = {"pipeline_prebatch_wld": {Split.train: wds.batched(4, collation_fn=None)}}
-    module = WebDataModule({Split.train: 40}, "json", {Split.train: tmp_path}, 4, **options)
-    with pytest.raises(DamagedShardError, match="the pack is damaged") as caught:
-        quietly(module.train_dataloader())
-    assert (caught.value.shard, caught.value.member) == (str(first), "s000.hrpack")
-    lenient = {Split.train: {"handler": wds.ignore_and_continue}}
-    module = WebDataModule({Split.train: 20}, "json", {Split.train: tmp_path}, 4, kwargs_wds=lenient, **options)
-    assert [one for batch in quietly(module.train_dataloader()) for (one,) in batch] == list(range(20, 40))
+        with pytest.raises(ShardError, match="whose samples are read through its index") as caught:
+            quietly(module.train_dataloader())
+        assert (caught.value.shard, caught.value.member) == (str(tars(tmp_path)[0]), "s000.hrpack")
 
 
 # The command line

@@ -21,7 +21,6 @@ def pickles_to_tars(
     output_prefix: str,
     func_output_data: Callable[[str, dict[str, bytes]], Mapping[str, Any]] | None = None,
     min_num_shards: int | None = None,
-    bytes_per_pack: int | None = None,
 ) -> None:
     """Pack `{dir_input}/{name}.{suffix}` into `{dir_output}/{output_prefix}-000000.tar` and so on, with indexes.
 
@@ -38,13 +37,11 @@ def pickles_to_tars(
         func_output_data: Makes a sample of its key and {suffix: bytes}: a dictionary of "__key__" and {member key:
             bytes}. None keeps the bytes under their suffixes. With a function, shards are always written anew.
         min_num_shards: Number of shards, but not more than samples. None: 16, or as many as keep shards below 256 MiB.
-        bytes_per_pack: As in `write_shards`: packs of small samples, with at most this many bytes of data. Only
-            headrace finds the samples in them.
 
     Raises:
         FileNotFoundError: Files are missing; raised before anything is written.
         FileExistsError: Other tar files, or shards that hold other samples, lie there.
-        TypeError: `min_num_shards` or `bytes_per_pack` is no int.
+        TypeError: `min_num_shards` is no int.
         ValueError: There are no names, one of these numbers is not allowed, or `dir_output` is a URL.
         ShardError: Two names get the same key, or a sample cannot be stored.
         ManifestError: Files have changed, and a manifest has columns that belong to the shards as they are.
@@ -72,5 +69,4 @@ def pickles_to_tars(
         n_shards=min_num_shards,
         prefix=output_prefix,
         convert=func_output_data,
-        bytes_per_pack=bytes_per_pack,
     )

@@ -24,7 +24,7 @@ from headrace.webdatamodule.loading.equal_plan import equal_share
 from headrace.webdatamodule.shards import IndexedShards, ShardError, ShardIndex
 from headrace.webdatamodule.shards.decoding.decode import member_decoder
 from headrace.webdatamodule.shards.errors import Damage
-from headrace.webdatamodule.shards.format.pack import is_pack_name, unpack
+from headrace.webdatamodule.shards.format.pack import is_pack_name
 from headrace.webdatamodule.shards.format.tar import compressed_beside, compression
 from headrace.webdatamodule.shards.set_fingerprint import files_fingerprint
 from headrace.webdatamodule.shards.urls import redacted
@@ -188,10 +188,10 @@ class ShardSource:
         if not self.own_split:
             # webdataset asks for the rank in the worker, where a spawned process knows of none.
             given["nodesplitter"] = None
-        given, unpacker = _with_packs(given)
+        given |= _keeping_packs(given)
         self._pipeline = wds.WebDataset(self.tars, shardshuffle=False, **given)
         grouper = next(at for at, stage in enumerate(self._pipeline.pipeline) if _is_grouper(stage))
-        self._pipeline.pipeline.insert(grouper, unpacker)
+        self._pipeline.pipeline.insert(grouper, _refuse_packs)
         openers = (wds.cache.StreamingOpen, wds.cache.FileCache)
         [at] = [i for i, stage in enumerate(self._pipeline.pipeline) if isinstance(stage, openers)]
         self._pipeline.pipeline[at] = LocalOpener(given.get("handler", wds.reraise_exception))
@@ -237,51 +237,23 @@ def _is_grouper(stage: Any) -> bool:
     return getattr(stage, "f", None) is wds.tariterators.group_by_keys
 
 
-def _with_packs(options: Mapping[str, Any]) -> tuple[dict[str, Any], Unpacker]:
-    """Options of `webdataset.WebDataset` under which packs come whole, and what then unpacks them.
-
-    The functions that choose and rename files receive the names of members in packs, not those of packs.
-    """
-    select, rename = options.get("select_files"), options.get("rename_files")
-    given = dict(options)
-    if select is not None:
-        given["select_files"] = lambda name: is_pack_name(name) or select(name)
-    if rename is not None:
-        given["rename_files"] = lambda name: name if is_pack_name(name) else rename(name)
-    return given, Unpacker(options.get("handler", wds.reraise_exception), select, rename)
+def _keeping_packs(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The functions of `options` that choose and rename files, so that packs come to `_refuse_packs` as they are."""
+    given, names = dict[str, Any](), ("select_files", "rename_files")
+    for name, function in ((name, options[name]) for name in names if options.get(name) is not None):
+        kept = {"select_files": lambda _: True, "rename_files": str}[name]
+        given[name] = lambda file, function=function, kept=kept: kept(file) if is_pack_name(file) else function(file)
+    return given
 
 
-class Unpacker:
-    """A stage after webdataset's reader of tars: the members of packs in place of these.
-
-    `handler` receives an exception, and returns whether to continue.
-    """
-
-    def __init__(
-        self,
-        handler: Callable[[Exception], bool],
-        select: Callable[[str], bool] | None = None,
-        rename: Callable[[str], str] | None = None,
-    ) -> None:
-        self.handler, self.select, self.rename = handler, select, rename
-
-    def __call__(self, files: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """One dictionary per member; the empty ones that end a shard stay."""
-        for file in files:
-            if not file or not is_pack_name(file["fname"]):
-                yield file
-                continue
-            try:
-                members = unpack(file["fname"], file["data"])
-            except ShardError as error:
-                error.shard = file["__url__"]
-                if self.handler(error):
-                    continue
-                return
-            for own_name, data in members:
-                name = own_name if self.rename is None else self.rename(own_name)
-                if self.select is None or self.select(name):
-                    yield {**file, "fname": name, "data": data}
+def _refuse_packs(files: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A stage after webdataset's reader of tars: to webdataset, a pack of many samples is one."""
+    for file in files:
+        if file and is_pack_name(file["fname"]):
+            cure = "call index_shards on its directory, and leave out options of webdataset's reader"
+            message = f"the shard has packs, whose samples are read through its index: {cure}"
+            raise ShardError(message, shard=file["__url__"], member=file["fname"])
+        yield file
 
 
 class LocalOpener:

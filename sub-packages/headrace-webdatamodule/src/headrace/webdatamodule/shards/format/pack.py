@@ -86,16 +86,6 @@ def is_pack_name(name: str) -> bool:
     return split_name(name)[1].lower() == PACK_KEY
 
 
-def unpack(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and data of the members of a pack that is in memory, for readers without an index."""
-    try:
-        table = read_table(len(data), lambda begin, end: data[begin:end])
-    except ShardError as error:
-        error.member = name
-        raise
-    return ((name, data[begin : begin + size]) for name, begin, size in table)
-
-
 def read_table(nbytes: int, read: Callable[[int, int], Any]) -> list[PackedMember]:
     """The table of a pack of so many bytes; `read(begin, end)` gives some of them. All of it is checked."""
     head = bytes(read(0, min(_HEAD.size, nbytes)))

@@ -12,11 +12,9 @@ from typing import Any
 
 from headrace.webdatamodule.shards.errors import LostColumnsError, ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import directory_lock
-from headrace.webdatamodule.shards.format.pack import is_pack_name, unpack
 from headrace.webdatamodule.shards.index.manifest import Manifest, added, refuse_foreign
 from headrace.webdatamodule.shards.writing.plan import (
     Plan,
-    pack_size,
     refuse_leftovers,
     shard_bounds,
     shard_paths,
@@ -61,14 +59,12 @@ def pack_files(
     n_shards: int | None,
     prefix: str,
     convert: Convert | None = None,
-    bytes_per_pack: int | None = None,
 ) -> list[Path]:
     """Pack `{source}/{name}.{suffix}` into shards, as `write_shards` does, unless they are there and not stale.
 
     The fingerprint of the set is that of the files' sizes and times. What differs from `write_shards`: shards of other
     samples are refused even so.
     """
-    packs = pack_size(bytes_per_pack)
     samples = _find_files(source, names, suffixes)
     files = Files(samples)
     if convert is None:
@@ -77,7 +73,7 @@ def pack_files(
     count = min(len(samples), n_shards or max(16, -(-sum(nbytes for nbytes, _ in stamps) // _MOST_BYTES)))
     bounds = shard_bounds(len(samples), count)
     paths = shard_paths(directory, prefix, count)
-    plan = Plan.of(prefix, bounds, "" if convert else stamps_fingerprint(stamps), packs)
+    plan = Plan.of(prefix, bounds, "" if convert else stamps_fingerprint(stamps))
     directory.mkdir(parents=True, exist_ok=True)
     with directory_lock(directory), ThreadPoolExecutor(_THREADS) as threads:
         refuse_foreign(directory)
@@ -92,7 +88,6 @@ def pack_files(
             directory,
             plan,
             bounds,
-            bytes_per_pack=packs,
             hashes=None if convert else key_hashes([key for key, _ in samples]),
             replaces=True,
             anew=convert is not None,
@@ -103,16 +98,9 @@ def pack_files(
 
 
 def list_members(path: Path) -> list[tuple[str, int]]:
-    """Names and sizes in bytes of a tar file's members, in order, those in packs in their place."""
+    """Names and sizes in bytes of a tar file's members, in order."""
     with tarfile.open(path, mode="r:", encoding="utf-8") as tar:
-        found = list[tuple[str, int]]()
-        for header in tar:
-            data = tar.extractfile(header) if is_pack_name(header.name) else None
-            if data is None:
-                found.append((header.name, header.size))
-            else:
-                found += [(name, len(member)) for name, member in unpack(header.name, data.read())]
-        return found
+        return [(header.name, header.size) for header in tar]
 
 
 def _find_files(source: Path, names: Sequence[str], suffixes: Sequence[str]) -> list[FileSample]:

@@ -112,8 +112,8 @@ def write_shards(
             takes seconds, and small samples from memory are written as fast as they are sent.
         prefix: First part of the file names.
         sizes: For `bytes_per_shard`, the bytes of each sample in a tar file, shape [n_samples]: for each member 512
-            plus its data padded to a multiple of 512; in a pack for each member its data, its name and 12 bytes. None: each
-            sample is read once more to find its size.
+            plus its data padded to a multiple of 512; in a pack its data, its name and 12 bytes. None: each sample is
+            read once more to find its size.
         columns: Arrays to store beside the shards, {name: array}, shape [n_samples, ...]; see `add_column`.
         fingerprint: Any text that changes with the samples, such as a version.
         overwrite: Whether to replace existing shards, even a finished set.
@@ -346,7 +346,6 @@ def write_tars(
     *,
     n_shards: int,
     prefix: str = "wdshards",
-    bytes_per_pack: int | None = None,
 ) -> list[Path]:
     """Write samples, in order, to `{directory}/{prefix}-000000.tar` and so on, without indexes.
 
@@ -359,7 +358,6 @@ def write_tars(
         directory: Output directory; it is created if it does not exist.
         n_shards: Number of shards, 1 to `len(samples)`.
         prefix: First part of the file names.
-        bytes_per_pack: As in `write_shards`: packs of small samples, with at most this many bytes of data.
 
     Returns:
         The paths of the shards, in order.
@@ -377,7 +375,7 @@ def write_tars(
     >>> [path.name for path in paths]
     ['wdshards-000000.tar', 'wdshards-000001.tar']
     """
-    bounds, packs = shard_bounds(len(samples), n_shards), pack_size(bytes_per_pack)
+    bounds = shard_bounds(len(samples), n_shards)
     target = output_directory("directory", directory)
     paths = shard_paths(target, prefix, len(bounds) - 1)
     target.mkdir(parents=True, exist_ok=True)
@@ -385,8 +383,8 @@ def write_tars(
     with TemporaryDirectory(prefix=f".{prefix}-", dir=target) as hidden, _shards_named_in(target):
         folder = Path(hidden, target.name)
         folder.mkdir(exist_ok=True)
-        plan = Plan.of(prefix, bounds, "", packs)
-        written = write_set(samples, folder, plan, bounds, bytes_per_pack=packs, replaces=False, anew=False)
+        plan = Plan.of(prefix, bounds, "")
+        written = write_set(samples, folder, plan, bounds, replaces=False, anew=False)
         _refuse_repeated_key(written, folder, "make keys unique")
         for path in paths:
             (folder / path.name).replace(path)
