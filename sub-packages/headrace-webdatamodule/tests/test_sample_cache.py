@@ -40,6 +40,7 @@ from headrace.webdatamodule import (
     ShardError,
     StaleIndexError,
     index_shards,
+    write_shards,
     write_tars,
 )
 from headrace.webdatamodule.loading import next_use
@@ -207,8 +208,7 @@ def test_reading_in_a_row_keeps_samples_and_finds_them(site: Site, tmp_path: Pat
 def test_samples_of_packs_and_without_members_are_kept(tmp_path: Path) -> None:
     samples: list[Any] = [(f"p{i:02d}", {"txt": b"%d" % i * (i % 7), "cls": b"%d" % i}) for i in range(50)]
     samples += [(f"q{i:02d}", {"txt": b"" if i % 2 else bytes(5000)}) for i in range(10)]
-    write_tars(samples, tmp_path / "site", n_shards=2, bytes_per_pack=1000)
-    index_shards(tmp_path / "site")
+    write_shards(samples, tmp_path / "site", n_shards=2, bytes_per_pack=1000)
     near = IndexedShards(tmp_path / "site")
     everything = range(len(near))
     with served(tmp_path / "site") as site:
