@@ -59,6 +59,8 @@ def test_the_main_process_never_uses_it(site: Site) -> None:
     assert delivered(loader(far, workers=0)) == delivered(loader(IndexedShards(site.folder), workers=0))
     assert far.keys[3] == "s003"
     assert far.sizes("bin").sum() > 0
+    far.announce([[1, 2], [3, 4]])
+    assert [numbers(far.__getitems__(batch)) for batch in ([1, 2], [3, 4])] == [[1, 2], [3, 4]]
     assert set(site.faults.agents) == {FSSPEC}
 
 

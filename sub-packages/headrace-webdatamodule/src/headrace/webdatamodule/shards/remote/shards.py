@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 from collections import Counter
@@ -193,11 +194,15 @@ class Remote:
         """The URLs without what is secret in them."""
         return (self.url.url,) if isinstance(self.url, Store) else tuple(Secrets(url).name for url in self.url)
 
+    @property
+    def ahead(self) -> ObstoreFirst | CheckedStore:
+        """Reads ranges for look-ahead; through obstore in workers only, as none can be forked after its use."""
+        return self.files if multiprocessing.parent_process() is None else self._obstore_first
+
     @cached_property
-    def ahead(self) -> ObstoreFirst:
-        """Reads ranges for look-ahead."""
+    def _obstore_first(self) -> ObstoreFirst | CheckedStore:
         if self.obstore is None or isinstance(self.url, Store):
-            return ObstoreFirst(None, self.files)
+            return self.files
         store = ObstoreStore(self.url[0], self.obstore, self.timeout, self.max_connections)
         return ObstoreFirst(store, self.files)
 

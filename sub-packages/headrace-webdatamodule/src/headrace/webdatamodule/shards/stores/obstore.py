@@ -146,12 +146,12 @@ class ObstoreFirst:
     """Reads ranges through obstore, or as otherwise where that fails, for good after three batches in a row.
 
     Args:
-        store: The store; None: never through obstore.
+        store: The store; it is given up when it fails.
         otherwise: Reads the ranges that obstore did not, and counts the traffic of both.
     """
 
-    def __init__(self, store: ObstoreStore | None, otherwise: CheckedStore) -> None:
-        self._store = store
+    def __init__(self, store: ObstoreStore, otherwise: CheckedStore) -> None:
+        self._store: ObstoreStore | None = store
         self._otherwise, self._failed = otherwise, 0
 
     def ranges_of(self, wanted: Sequence[tuple[str, Span]]) -> list[bytes]:
