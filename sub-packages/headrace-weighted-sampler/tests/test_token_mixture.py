@@ -104,7 +104,8 @@ def test_prefixes_are_within_one_longest_sample_where_sizes_vary(sources: int) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["constant", "equal", "heavy", "zeros", pytest.param("one", marks=pytest.mark.nightly)]
+    "kind",
+    ["constant", "heavy", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("equal", "zeros", "one"))],
 )
 def test_one_heavy_source_among_a_thousand_light_ones(kind: Kind) -> None:
     generator = np.random.default_rng(0)
