@@ -282,6 +282,38 @@ def test_samples_stay_excluded_where_the_epoch_begins_anew(workers: int) -> None
     one.close()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_changes_of_the_batch_sampler_itself_act_in_the_loop(workers: int) -> None:
+    one, other = loader(workers=workers), loader()
+    whole = [list(batch) for batch in loader()]
+    came, expected = list[list[int]](), list[list[int]]()
+    for each, changed, batches in ((one, one.batch_sampler, came), (other, other, expected)):
+        for batch in each:
+            batches.append(batch)
+            if each.steps == 2:
+                changed.exclude([whole[3][0], whole[6][0]])
+            if each.steps == 3:
+                assert changed.skip(2).size == 8
+    assert came == expected
+    assert one.state_dict() == other.state_dict()
+    one.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_reads_the_batch_sampler_itself_moves_no_loop(workers: int) -> None:
+    one, other = loader(workers=workers), loader()
+    came = []
+    for batch in one:
+        came.append(batch)
+        if one.steps in (2, 5):
+            assert len(list(islice(one.batch_sampler, one.steps))) == one.steps
+        if one.steps == 7:
+            one.batch_sampler.set_epoch(3)
+    assert came == list(other)
+    assert one.state_dict() == other.state_dict()
+    one.close()
+
+
 def test_steps_are_skipped_before_and_in_a_loop() -> None:
     one, whole = loader(), [list(batch) for batch in loader()]
     assert one.skip(2).tolist() == flat(whole[:2])

@@ -122,7 +122,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
     def accumulate(self) -> int:
         """Number of micro-batches in the optimizer step of the latest batch, or of the next batch if none was yielded.
 
-        With workers the latest batch is ahead of the loop, so in a schedule with stages
+        With the workers of torch's `DataLoader` the latest batch is ahead of the loop, so in a schedule with stages
         use `optimizer_steps` or `accumulation`, which are always correct.
         """
         self._steps_asked = True

@@ -555,15 +555,20 @@ class ResumableLoader(EpochLoader):
 
     def _change(self, method: str, change: Callable[[Any], Any]) -> Any:
         """Change the batches from the position of the loop on; what was read ahead is dropped."""
-        plan = self._present()
+        plan, progress = self._present(), self._progress
         result = change(plan.changing(method))
-        progress, latest = self._progress, self._progress.iteration
-        position = Position(self.steps, plan.place())
-        if latest is None:
+        if progress.iteration is None:
+            position = Position(progress.place.steps, plan.place())
             progress.put(progress.epoch, position, resumed=progress.resumed)
-            return result
-        latest.positions[-1] = position
-        if latest.under_way:  # request its batches anew
+        else:
+            self._request_anew(progress.iteration)
+        return result
+
+    def _request_anew(self, latest: Iteration) -> None:
+        """Let the latest iteration continue where its run is after a change."""
+        plan = latest.plan
+        position = latest.positions[-1] = plan.settled(latest.epoch, latest.position)
+        if latest.under_way:
             latest.in_flight.clear()
             latest.ranks = self._stats.rank = self.ranks
             latest.length, latest.compared = self._planned(plan, latest.epoch, position)
@@ -571,7 +576,6 @@ class ResumableLoader(EpochLoader):
             self._loop.resize(latest.length)
             latest.batches = _begun(plan, latest.epoch, position)
             self._start(latest, latest.reader)
-        return result
 
     def report(self) -> LoaderReport:
         """Return statistics of the delivered batches; after a resume also the progress of the epoch."""
@@ -739,6 +743,8 @@ class ResumableLoader(EpochLoader):
         iteration.under_way, sum_budget = True, self._sum_budget()
         try:
             while True:
+                if self._progress.under_way is iteration and iteration.plan.has_moved():
+                    self._request_anew(iteration)
                 compares = iteration.together == compares_after or (iteration.changed and compares_after is not None)
                 if compares and checked and self._check_ranks:
                     iteration.changed = False

@@ -20,8 +20,8 @@ from .run import Run
 class RunSampler(Sampler[list[Any]]):
     """Base class of batch samplers whose batches come from the plans of a `Run`.
 
-    All ranks call the methods that change the run at the same step. With workers the sampler is ahead of the training
-    loop: call those of the loader instead.
+    All ranks call the methods that change the run at the same step. Under a `DataLoader` of torch with workers the
+    sampler is ahead of the training loop; under a `ResumableLoader` it is where the loop is.
     """
 
     def __init__(self, run: Run) -> None:
@@ -107,6 +107,12 @@ class RunSampler(Sampler[list[Any]]):
             ValueError: If there is no batch for each rank, or the order is not the same on all of them.
         """
         return self._run.begin()
+
+    @property
+    def begun(self) -> Iterator[PlannedBatch] | None:
+        """What the latest `begin` or ``iter()`` reads; None if something has changed since, or a place was chosen."""
+        latest = self._run.iteration
+        return None if latest is None else latest.given
 
     def delivered(self, batch: PlannedBatch) -> None:
         """Move the position to the place after a batch of `begin` that the training loop has received.
@@ -207,8 +213,8 @@ class RunSampler(Sampler[list[Any]]):
     def exclude(self, indices: Iterable[int]) -> None:
         """Exclude samples from now on, in every epoch; call it on every rank at the same step.
 
-        Batches that were already yielded keep them. With workers the sampler is ahead of the training loop: call
-        ``exclude`` of the loader instead. States record the excluded samples.
+        Batches that were already yielded keep them, also those that workers of torch's `DataLoader` have read ahead.
+        States record the excluded samples.
 
         Args:
             indices: Samples of the dataset, from 0 on.

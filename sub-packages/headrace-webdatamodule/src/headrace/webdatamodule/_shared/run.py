@@ -197,12 +197,14 @@ class Iteration:
         plan: Its plan.
         began: The place where it began.
         world: The number of ranks.
+        given: The iterator that `Run.begin` returned.
         batches: How many of its batches were delivered.
         finished: Whether it came to its end.
     """
 
     def __init__(self, plan: EpochPlan, began: Place, world: int) -> None:
         self.plan, self.began, self.world = plan, began, world
+        self.given: Iterator[PlannedBatch] | None = None
         self.batches, self.finished = 0, False
 
 
@@ -389,7 +391,8 @@ class Run:
             first = list(islice(steps, 1))  # which may raise an error: the position stays as it was
         iteration = Iteration(plan, began, world)
         self._cursor.begin(iteration)
-        return self._batches_of(iteration, chain(first, steps), rank)
+        iteration.given = self._batches_of(iteration, chain(first, steps), rank)
+        return iteration.given
 
     def delivered(self, place: Place) -> None:
         """Move to the place after one more batch of the latest iteration."""

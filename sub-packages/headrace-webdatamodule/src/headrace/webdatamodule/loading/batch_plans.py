@@ -21,7 +21,7 @@ _OTHER_ORDER = (
     "the order of {kind} is not the one that the checkpoint was saved in: samples would be lost and repeated. Use a "
     "sampler whose order depends on a seed and the epoch alone, or start without the checkpoint"
 )
-_PLANNED = ("begin", "delivered", "go_to", "batches_from", "n_batches_from")
+_PLANNED = ("begin", "begun", "delivered", "go_to", "batches_from", "n_batches_from")
 
 
 class Position(NamedTuple):
@@ -128,6 +128,14 @@ class BatchPlan(ABC):
         """Return the place where the run is; None without one."""
         return None
 
+    def has_moved(self) -> bool:
+        """Whether somebody else has changed the batch sampler, or read it, since the iteration began."""
+        return False
+
+    def settled(self, _epoch: int, position: Position) -> Position:
+        """Return the position after a change that came at a position."""
+        return position
+
     def _refuse_single(self, batch: Any) -> None:
         """Refuse what gives one sample at a time."""
         if not hasattr(batch, "__len__"):
@@ -150,8 +158,11 @@ class BatchPlan(ABC):
 class RunPlan(BatchPlan):
     """A batch sampler over a run: the run is always where the training loop is."""
 
+    _begun: Iterator[BatchAt] | None = None  # the batches of the iteration
+
     def go_to(self, epoch: int, position: Position) -> None:
         """Let the next iteration begin at a position of an epoch."""
+        self._begun = None
         set_epoch(self.sampler, epoch)
         self.sampler.go_to(0 if position.place is None else position.place)
 
@@ -164,7 +175,20 @@ class RunPlan(BatchPlan):
     def begin(self, _epoch: int, _position: Position) -> Iterator[BatchAt]:
         """Begin an iteration at the position where the run was put."""
         batches: Iterator[BatchAt] = self.sampler.begin()
+        self._begun = batches
         return batches
+
+    def has_moved(self) -> bool:
+        """Whether somebody else has changed the batch sampler, or read it, since the iteration began."""
+        return self._begun is not None and self.sampler.begun is not self._begun
+
+    def settled(self, epoch: int, position: Position) -> Position:
+        """Return the place of the run after a change; where somebody else has read it, go back."""
+        if self.sampler.begun is not None or self.sampler.epoch != epoch:
+            self.go_to(epoch, position)
+            return position
+        self._begun = None
+        return Position(position.steps, self.place())
 
     def delivered(self, batch: BatchAt) -> None:
         """Move the run to the place after a batch."""
@@ -178,7 +202,7 @@ class RunPlan(BatchPlan):
     def adopt(self, epoch: int, start: Position, batch: BatchAt) -> None:
         """Let the run begin where another iteration began, and take its first batch."""
         self.go_to(epoch, start)
-        self.sampler.begin()
+        self.begin(epoch, start)
         self.sampler.delivered(batch)
 
     def state(self, _epoch: int, position: Position, _ranks: tuple[int, int]) -> dict[str, Any]:
@@ -366,7 +390,7 @@ def batch_plan(
 
 def _is_planned(kind: type) -> bool:
     """Whether batch samplers of a class have batches that can be asked; one that iterates in its own way is read."""
-    if not all(callable(getattr(kind, name, None)) for name in _PLANNED):
+    if not all(hasattr(kind, name) for name in _PLANNED):
         return False
     iterates, begins = (next(base for base in kind.__mro__ if name in vars(base)) for name in ("__iter__", "begin"))
     return issubclass(begins, iterates)

@@ -173,9 +173,10 @@ class BatchDataset(Dataset[Any]):
 
     def _samples(self, indices: Sequence[int], random: SampleRandom | None = None, first: int = 0) -> list[Any]:
         """Read samples, which are those of the batch from its place `first` on."""
-        read = getattr(self.dataset, "__getitems__", None)
+        dataset = self.dataset
+        read = getattr(dataset, "__getitems__", None)
         if random is None:
-            return [self.dataset[index] for index in indices] if read is None else self._read_by(read, indices)
+            return [dataset[index] for index in indices] if read is None else self._read_by(read, indices)
         samples: list[Any] = []
         if self.shards is not None:
             return self.shards.read(indices, lambda place: random.begin(first + place))
