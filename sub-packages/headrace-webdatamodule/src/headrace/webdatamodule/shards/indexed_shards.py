@@ -261,9 +261,10 @@ class IndexedShards:
             next_use: When the samples of the next batch are needed again, for a cache of samples; None: not known.
 
         >>> import tempfile
-        >>> from headrace.webdatamodule import IndexedShards, write_shards
+        >>> from headrace.webdatamodule import index_shards, write_tars
         >>> folder = tempfile.mkdtemp()
-        >>> _ = write_shards([(f"s{i}", {"json": b"%d" % i}) for i in range(6)], folder, workers=1)
+        >>> paths = write_tars([(f"s{i}", {"json": b"%d" % i}) for i in range(6)], folder, n_shards=2)
+        >>> manifest = index_shards(folder)
         >>> dataset = IndexedShards(folder)
         >>> batches = [[4, 0], [2, 5]]
         >>> dataset.announce(batches)
