@@ -11,6 +11,8 @@ from pathlib import Path
 FINDS = {
     "migrate webdataset": "choose/from-webdataset",
     "jupyter": "how-to/jupyter",
+    "lightningcli": "how-to/config",
+    "hydra": "how-to/config",
     "slurm array": "how-to/writing",
     "audio": "how-to/audio",
     "get_eval_dataloader": "how-to/evaluation",

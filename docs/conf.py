@@ -47,9 +47,12 @@ _WEIGHT = re.compile(r"int \| float \| \S*Fraction \| \S*Decimal \| \S*integer\[
 _PLAIN = {
     "~headrace.webdatamodule.loading.stage_report.Reports": "dict[~{Split}, ~{LoaderReport}]".format_map(PUBLIC),
     "SampleKeys": "Sequence[str]",
+    "~headrace.webdatamodule.loading.factories.Batches": "~collections.abc.Iterable[~collections.abc.Sequence[int]]",
+    "~headrace.webdatamodule.loading.factories.Indices": "~collections.abc.Iterable[int]",
     "Mapping[str, Weight | tuple[Weight, NamedWeights]]": "NamedWeights",
 }
 _BY_SPLIT = re.compile(r"(~?[\w.]*Mapping)\[(~?[\w.]*Split), (.+?)\] \| \1\[str, \3\] \| \1\[\2 \| str, \3\]")
+_BY_NAME = re.compile(r"~?[\w.]*ByName\[(.+?)\] \| \1 \| ")
 _logger = logging.getLogger(__name__)
 
 project = "headrace"
@@ -164,6 +167,7 @@ def short(text: str) -> str:
     """Write types as people write them: aliases by their names, and classes that are only containers as such."""
     text = text.replace(stringify_annotation(ArrayLike, "smart"), "ArrayLike").replace("<factory>", "...")
     text = _BY_SPLIT.sub(r"\1[\2 | str, \3]", _ARRAY.sub(r"\1NDArray[\2]", _WEIGHT.sub("Weight", text)))
+    text = _BY_NAME.sub(r"\1 | ", text)
     for long, plain in _PLAIN.items():
         text = text.replace(long, plain)
     return text

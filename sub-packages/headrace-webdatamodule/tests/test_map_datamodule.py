@@ -467,3 +467,23 @@ def test_a_dataset_that_others_opened_is_not_closed() -> None:
     module = MapDataModule({"train": Closed(samples("t", 5))}, batch_size=2, collate_fn=keys)
     first, second = (fit(module, max_epochs=1, limit_val_batches=0).seen for _ in range(2))
     assert first == second
+
+
+def test_ranks_that_are_none_count_as_not_given() -> None:
+    def order(dataset: Any, *, num_replicas: int, rank: int, seed: int, mesh: Any) -> Any:
+        assert (num_replicas, rank, mesh) == (1, 0, None)
+        return range(len(dataset))
+
+    def batches(sizes: Any, /, *, sampler: Any, num_replicas: int, rank: int, seed: int, mesh: Any) -> Any:
+        assert (num_replicas, rank, mesh) == (1, 0, None)
+        return DistributedBatchSampler(len(sizes), batch_size=2, num_replicas=num_replicas, rank=rank, seed=seed)
+
+    module = MapDataModule(
+        {"train": list(range(4))},
+        sizes=[1, 1, 1, 1],
+        sampler=partial(order, mesh=None),
+        batch_sampler=partial(batches, mesh=None),
+        collate_fn=list,
+    )
+    module.setup("fit")
+    assert sorted(index for batch in module.train_dataloader() for index in batch) == [0, 1, 2, 3]

@@ -1,24 +1,11 @@
 """A model, and data of size-aware batches, for LightningCLI: all options are in fit.yaml."""
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning
-import numpy.typing as npt
 import torch
 from lightning.pytorch.cli import LightningCLI
-
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
-
-
-def batches(
-    sizes: npt.NDArray[Any], /, *, sampler: Iterable[int] | None, num_replicas: int, rank: int, seed: int
-) -> Iterable[Sequence[int]]:
-    """Make batches of 200 letters; a configuration names this function, since it cannot hold a `partial`."""
-    return DistributedSizeAwareBatchSampler(
-        sizes, max_total_size=200, sampler=sampler, seed=seed, num_replicas=num_replicas, rank=rank
-    )
 
 
 def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from headrace.webdatamodule.loading.options import Collate, OnError, SeedPer
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
 from headrace.webdatamodule.map_datamodule import MapDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
+from headrace.webdatamodule.shards.indexed_shards import Decode
 from headrace.webdatamodule.split_names import NESTED, ForSplits, PerSplit, Split, named_sources
 
 _DECODERS = "decoders of members with such names are {'train': {'member': function, ...}}"
@@ -111,7 +112,7 @@ class IndexedWebDataModule(MapDataModule):
         sampler: ForSplits[SamplerFactory] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        decode: Any = decode_member,
+        decode: ForSplits[Decode] = decode_member,
         transform: ForSplits[Callable[[Any], Any]] | None = None,
         collate_fn: ForSplits[Collate] | None = None,
         num_workers: ForSplits[int] = 0,

@@ -39,6 +39,7 @@ from headrace.webdatamodule.loading.options import (
     Loading,
     OnError,
     SeedPer,
+    called,
     describe_option,
     differences,
     seed_int,
@@ -466,5 +467,5 @@ class MapDataModule(BaseDataModule):
 
 def _words(value: Any) -> str:
     """A number, or the name of a function."""
-    function = value.func if isinstance(value, partial) else value
+    function = called(value)[0] if isinstance(value, partial) else value
     return getattr(function, "__name__", type(function).__name__) if callable(function) else str(value)

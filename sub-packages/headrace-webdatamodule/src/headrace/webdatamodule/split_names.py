@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
 
 T = TypeVar("T")
 
@@ -19,8 +19,17 @@ class Split(Enum):
     predict = "predict"
 
 
+class ByName(TypedDict, Generic[T], total=False):
+    """A value for each split, as a config has it: LightningCLI looks at the keys, and so tells it from a class."""
+
+    train: T
+    val: T
+    test: T
+    predict: T
+
+
 BySplit: TypeAlias = Mapping[Split, T] | Mapping[str, T] | Mapping[Split | str, T]
-ForSplits: TypeAlias = T | BySplit[T]  # one value for all splits, or one for each
+ForSplits: TypeAlias = ByName[T] | T | BySplit[T]  # one value for all splits, or one for each
 _NEEDED = {"fit": Split.train, "validate": Split.val, "test": Split.test, "predict": Split.predict}
 # Other words for each split.
 _WORDS = {

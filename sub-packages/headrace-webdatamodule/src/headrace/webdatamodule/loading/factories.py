@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 from torch.utils.data import SequentialSampler
@@ -19,6 +20,26 @@ BATCH_SAMPLER = (
 _SAMPLER = "a function that makes the order, such as functools.partial(WeightedDistributedSampler, weights={'web': 3})"
 _OF_TORCH = "lambda dataset, *, seed, **ranks: RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))"
 RANKS = ("num_replicas", "rank", "mesh")
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """What a `BatchSamplerFactory` returns; as it is a class, LightningCLI makes a factory of a class and arguments."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        """Yield the indices of each batch."""
+        ...
+
+
+@runtime_checkable
+class Indices(Protocol):
+    """What a `SamplerFactory` returns; see `Batches`."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[int]:
+        """Yield the index of each sample."""
+        ...
 
 
 class BatchSamplerFactory(Protocol):
@@ -41,7 +62,7 @@ class BatchSamplerFactory(Protocol):
         num_replicas: int,
         rank: int,
         seed: int,
-    ) -> Iterable[Sequence[int]]:
+    ) -> Batches:
         """Make the batches.
 
         Args:
@@ -58,7 +79,7 @@ class BatchSamplerFactory(Protocol):
 class SamplerFactory(Protocol):
     """Makes an order of samples; `functools.partial(WeightedDistributedSampler, weights={...})` is one."""
 
-    def __call__(self, dataset: Any, /, *, num_replicas: int, rank: int, seed: int) -> Iterable[int]:
+    def __call__(self, dataset: Any, /, *, num_replicas: int, rank: int, seed: int) -> Indices:
         """Make the order.
 
         Args:
@@ -167,8 +188,9 @@ def refuse_uneven_evaluation(batches: Any) -> None:
 
 
 def keywords_of(factory: Any) -> dict[str, Any]:
-    """The keyword arguments of a `functools.partial`; none of anything else."""
-    return dict(factory.keywords) if isinstance(factory, partial) else {}
+    """The keyword arguments of a `functools.partial`, without ranks that are None; none of anything else."""
+    keywords = factory.keywords if isinstance(factory, partial) else {}
+    return {name: value for name, value in keywords.items() if name not in RANKS or value is not None}
 
 
 def call_factory(factory: Any, subject: Any, **options: Any) -> Any:

@@ -78,12 +78,21 @@ class Loading:
         }
 
 
+def called(factory: partial[Any]) -> tuple[Any, ...]:
+    """What a partial calls, and its positional arguments; LightningCLI's calls a class through functions of its own."""
+    steps = [factory.func, *factory.args]
+    while (getattr(steps[0], "__module__", None) or "").partition(".")[0] == "jsonargparse" and len(steps) > 1:
+        del steps[0]
+    return tuple(steps)
+
+
 def describe_option(option: Any) -> str:
     """An option in words that a reader recognises; a digest stands for code and for long values."""
     if isinstance(option, partial):
-        words = [describe_option(word) for word in option.args]
+        function, *arguments = called(option)
+        words = [describe_option(word) for word in arguments]
         words += [f"{name}={describe_option(value)}" for name, value in sorted(option.keywords.items())]
-        return f"{describe_option(option.func)}({', '.join(words)})"
+        return f"{describe_option(function)}({', '.join(words)})"
     if getattr(option, "shape", None) == () and callable(getattr(option, "item", None)):
         return describe_option(option.item())
     if isinstance(option, Mapping):

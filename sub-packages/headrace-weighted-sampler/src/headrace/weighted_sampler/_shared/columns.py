@@ -3,7 +3,7 @@
 None of these libraries is a dependency: the user's code has imported the library of a column.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -29,7 +29,7 @@ def array_of_column(column: Any, name: str = "sizes") -> Any:
         ValueError: If the file has no such column, a folder contains no file, the dataset has a transform, which may
             change the column, or a masked array has masked values.
     """
-    if isinstance(column, tuple) and len(column) == 2 and isinstance(column[1], str):
+    if is_parquet_column(column):
         column = _parquet_column(column[0], column[1], name)
     if isinstance(column, np.ma.MaskedArray):
         if (masked := np.flatnonzero(np.ma.getmaskarray(column).reshape(len(column), -1).any(axis=1))).size:
@@ -49,6 +49,14 @@ def array_of_column(column: Any, name: str = "sizes") -> Any:
     if library == "pyarrow":
         return column.to_numpy(zero_copy_only=False)
     return column.to_numpy() if library in ("pandas", "polars") and kind.__name__ == "Series" else column
+
+
+def is_parquet_column(column: Any) -> bool:
+    """Whether a value names a column of a Parquet file: a pair, in a config a list of FILE.parquet and the name."""
+    if not isinstance(column, Sequence) or isinstance(column, str | bytes) or len(column) != 2:
+        return False
+    file, name = column
+    return isinstance(name, str) and (isinstance(column, tuple) or str(file).endswith(".parquet"))
 
 
 def _dataset_column(column: Any, name: str) -> NDArray[Any]:
