@@ -16,7 +16,7 @@ from headrace.webdatamodule.loading.options import Collate, OnError, SeedPer
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
 from headrace.webdatamodule.map_datamodule import MapDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
-from headrace.webdatamodule.shards.indexed_shards import Decode
+from headrace.webdatamodule.shards.decoding.sample_decoder import Decode
 from headrace.webdatamodule.split_names import NESTED, ForSplits, PerSplit, Split, named_sources
 
 _DECODERS = "decoders of members with such names are {'train': {'member': function, ...}}"
