@@ -286,7 +286,7 @@ def test_samples_stay_excluded_where_the_epoch_begins_anew(workers: int) -> None
 def test_changes_of_the_batch_sampler_itself_act_in_the_loop(workers: int) -> None:
     one, other = loader(workers=workers), loader()
     whole = [list(batch) for batch in loader()]
-    came, expected = list[list[int]](), list[list[int]]()
+    came, expected, states = list[list[int]](), list[list[int]](), list[Any]()
     for each, changed, batches in ((one, one.batch_sampler, came), (other, other, expected)):
         for batch in each:
             batches.append(batch)
@@ -294,7 +294,9 @@ def test_changes_of_the_batch_sampler_itself_act_in_the_loop(workers: int) -> No
                 changed.exclude([whole[3][0], whole[6][0]])
             if each.steps == 3:
                 assert changed.skip(2).size == 8
+                states.append(each.state_dict())
     assert came == expected
+    assert states[0] == states[1]
     assert one.state_dict() == other.state_dict()
     one.close()
 

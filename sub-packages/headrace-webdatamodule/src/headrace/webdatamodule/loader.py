@@ -318,6 +318,7 @@ class ResumableLoader(EpochLoader):
             A dict, the same on every rank: "version", "seed", "epoch", "steps" delivered in the epoch, "fingerprint" of
             the dataset, and "batch_sampler" (the state of the batch sampler).
         """
+        self._follow_changes()
         plan, position = self._batches(), self._progress.behind(self._loop.steps_done())
         batches, order = plan.state(self.epoch, position, self.ranks), plan.order_digest if position.steps else ""
         seed, seed_per, steps = self._seed, self._loading.seed_per, position.steps
@@ -564,6 +565,12 @@ class ResumableLoader(EpochLoader):
             self._request_anew(progress.iteration)
         return result
 
+    def _follow_changes(self) -> None:
+        """Request batches anew where somebody has changed or read the batch sampler itself."""
+        latest = self._progress.under_way
+        if latest is not None and latest.plan.has_moved():
+            self._request_anew(latest)
+
     def _request_anew(self, latest: Iteration) -> None:
         """Let the latest iteration continue where its run is after a change."""
         plan = latest.plan
@@ -743,8 +750,8 @@ class ResumableLoader(EpochLoader):
         iteration.under_way, sum_budget = True, self._sum_budget()
         try:
             while True:
-                if self._progress.under_way is iteration and iteration.plan.has_moved():
-                    self._request_anew(iteration)
+                if self._progress.under_way is iteration:
+                    self._follow_changes()
                 compares = iteration.together == compares_after or (iteration.changed and compares_after is not None)
                 if compares and checked and self._check_ranks:
                     iteration.changed = False
