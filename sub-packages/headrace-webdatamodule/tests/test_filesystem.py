@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.webdatamodule import IndexedShards, Remote, RetryPolicy, ShardError, index_shards, write_tars
-from headrace.webdatamodule.shards.remote.shards import most_index_bytes
+from headrace.webdatamodule.shards.remote.remote_set import most_index_bytes
 
 pytestmark = pytest.mark.slow
 

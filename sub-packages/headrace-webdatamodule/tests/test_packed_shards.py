@@ -50,7 +50,7 @@ from headrace.webdatamodule import (
 )
 from headrace.webdatamodule.shards.format.pack import MOST_BYTES, OVERHEAD, is_pack_name, read_samples
 from headrace.webdatamodule.shards.format.tar import walk
-from headrace.webdatamodule.shards.remote.shards import most_index_bytes
+from headrace.webdatamodule.shards.remote.remote_set import most_index_bytes
 from headrace.webdatamodule.shards.writing.plan import sample_bytes
 from headrace.webdatamodule.shards.writing.shard_builder import ShardBuilder
 

@@ -55,7 +55,7 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.shards.remote.fetcher import windows
-from headrace.webdatamodule.shards.remote.shards import most_index_bytes
+from headrace.webdatamodule.shards.remote.remote_set import most_index_bytes
 
 fsspec, s3fs = import_module("fsspec"), import_module("s3fs")  # they ship no type information
 

@@ -25,7 +25,7 @@ from headrace.webdatamodule.shards.indexed_shards import IndexedShards
 from headrace.webdatamodule.shards.writing.write import write_tars
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.shards.remote.shards import Remote
+    from headrace.webdatamodule.shards.remote.remote import Remote
     from headrace.webdatamodule.shards.stores.retries import RetryPolicy
     from headrace.webdatamodule.shards.stores.store import Store
     from headrace.webdatamodule.shards.writing.write import write_shards
@@ -64,7 +64,7 @@ __all__ = [
 
 # Imported when they are first used: reading local shards does not wait for what writing and remote shards need.
 _LATER = {
-    "Remote": "headrace.webdatamodule.shards.remote.shards",
+    "Remote": "headrace.webdatamodule.shards.remote.remote",
     "RetryPolicy": "headrace.webdatamodule.shards.stores.retries",
     "Store": "headrace.webdatamodule.shards.stores.store",
     "write_shards": "headrace.webdatamodule.shards.writing.write",

@@ -25,7 +25,7 @@ from headrace.webdatamodule.shards.reading.local_shards import (
 )
 
 if TYPE_CHECKING:
-    from headrace.webdatamodule.shards.remote.shards import Remote
+    from headrace.webdatamodule.shards.remote.remote import Remote
     from headrace.webdatamodule.shards.stores.store import Store
 
 ShardPlaces: TypeAlias = Union[str, os.PathLike[str], "Remote", "Store", Sequence[str | os.PathLike[str]]]
@@ -84,7 +84,8 @@ def _listed(paths: Sequence[Path]) -> ShardSet:
 
 
 def _remote(source: object) -> ShardSet:
-    from headrace.webdatamodule.shards.remote.shards import Remote, find_remote  # local reading does not wait for it
+    from headrace.webdatamodule.shards.remote.remote import Remote  # local reading does not wait for it
+    from headrace.webdatamodule.shards.remote.remote_set import find_remote
     from headrace.webdatamodule.shards.stores.store import Store
 
     return find_remote(source) if isinstance(source, str | Remote | Store | list) else _refuse(source)
