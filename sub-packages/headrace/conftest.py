@@ -122,12 +122,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported out of collections of garbage, which took a quarter of the time of some files."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Keep bytes out of test names: they are hard to type, and those that hold a time differ between runs."""
     if not isinstance(val, bytes) or (val.isascii() and len(val) <= 20):
@@ -141,6 +135,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 -- for what draws from the global state
     torch.manual_seed(seed)
+    leave_out_imports()
+
+
+modules = [0]
+
+
+def leave_out_imports() -> None:
+    """Leave what was imported out of collections of garbage, which took a quarter of the time of some files."""
+    if len(sys.modules) > modules[0]:
+        modules[0] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
