@@ -84,15 +84,6 @@ def log_info(message: str) -> None:
     _LOGGER.info(message)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number of things in words.
-
-    >>> counted(1, "rank"), counted(1200, "micro-batch")
-    ('1 rank', '1,200 micro-batches')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
-
-
 def shortlist(names: Sequence[object], total: int) -> str:
     """Join the first names and say how many more there are.
 

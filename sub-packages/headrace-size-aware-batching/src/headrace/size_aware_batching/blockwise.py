@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import Mesh
-from headrace.size_aware_batching._validation import UNLIMITED, checked_seed, counted, one_of
+from headrace.size_aware_batching._validation import UNLIMITED, checked_seed, one_of
 from headrace.size_aware_batching.planning.block_planner import BlockPlanner
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.options import (

@@ -12,10 +12,10 @@ from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
 from headrace.size_aware_batching._shared.checks import checked_int, shown
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import refuse_sharding_again
 from headrace.size_aware_batching._shared.warnings import warn
-from headrace.size_aware_batching._validation import checked_flag, counted, shortlist
+from headrace.size_aware_batching._validation import checked_flag, shortlist
 from headrace.size_aware_batching.sizes.read import Vector, number_vector, size_vector
 
 _MAX_BUCKETS = 1_000_000  # a larger number suggests a wrong unit

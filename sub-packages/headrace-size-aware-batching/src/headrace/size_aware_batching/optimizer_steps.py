@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._shared.warnings import is_behind_loader, warn
-from headrace.size_aware_batching._validation import checked_epoch, counted, one_of
+from headrace.size_aware_batching._validation import checked_epoch, one_of
 from headrace.size_aware_batching.planned_sampler import PlannedSampler
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.options import Oversize, SamplerOptions

@@ -9,8 +9,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._shared.display import described, never_raises
-from headrace.size_aware_batching._validation import counted, whole_number
+from headrace.size_aware_batching._shared.display import counted, described, never_raises
+from headrace.size_aware_batching._validation import whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
 from headrace.size_aware_batching.planning.pieces import keys_of
 from headrace.size_aware_batching.planning.token_schedule import OptimizerSteps

@@ -10,11 +10,11 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._shared.warnings import warn
-from headrace.size_aware_batching._validation import checked_epoch, checked_seed, counted, one_of, whole_number
+from headrace.size_aware_batching._validation import checked_epoch, checked_seed, one_of, whole_number
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.planning.distribution import n_steps
 from headrace.size_aware_batching.planning.list_plan import ACCEPTED, correlation_warning

@@ -7,11 +7,10 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from headrace.size_aware_batching._shared.checks import shown
-from headrace.size_aware_batching._shared.display import inner, never_raises
+from headrace.size_aware_batching._shared.display import counted, inner, never_raises
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.size_aware_batching._shared.run import Planner, Run
 from headrace.size_aware_batching._shared.run_sampler import RunSampler
-from headrace.size_aware_batching._validation import counted
 
 
 class SizeAwareSampler(RunSampler):

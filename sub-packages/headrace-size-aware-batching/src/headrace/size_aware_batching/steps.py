@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
 from headrace.size_aware_batching._shared.columns import array_of_column
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
-from headrace.size_aware_batching._validation import checked_flag, counted, one_of, whole_number
+from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
 from headrace.size_aware_batching.planning.context_parallel import plan_contexts
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
 from headrace.size_aware_batching.planning.grouped_micro_batches import GroupOn, plan_groups

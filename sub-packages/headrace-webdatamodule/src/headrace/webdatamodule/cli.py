@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule.cli_output import (
     Pieces,
     discard,
@@ -366,8 +367,7 @@ def _summary(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _sentence(done: str, manifest: Manifest) -> str:
     nbytes = sum(shard.nbytes for shard in manifest.shards)
-    shards = f"{len(manifest.shards):,} shard{'' if len(manifest.shards) == 1 else 's'}"
-    counts = f"{shards}, {manifest.n_samples:,} samples, {nbytes:,} bytes"
+    counts = f"{counted(len(manifest.shards), 'shard')}, {counted(manifest.n_samples, 'sample')}, {nbytes:,} bytes"
     return f"{done} {counts}, members: {', '.join(manifest.members)}"
 
 
@@ -553,7 +553,7 @@ def _spread(parts: Sequence[Any]) -> dict[str, int | float]:
 
 def _info_lines(document: dict[str, Any]) -> Iterator[str]:
     shards = document["shards"]
-    yield f"{len(shards):,} shards, {document['samples']:,} samples, {document['bytes']:,} bytes"
+    yield f"{counted(len(shards), 'shard')}, {counted(document['samples'], 'sample')}, {document['bytes']:,} bytes"
     members = [{"member": name, **one} for name, one in document["members"].items()]
     yield from _table(members, "member", "samples", "bytes", "min", "median", "max")
     if document["columns"]:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int
-from headrace.size_aware_batching._validation import checked_flag, counted
+from headrace.size_aware_batching._shared.display import counted
+from headrace.size_aware_batching._validation import checked_flag
 from headrace.size_aware_batching.sizes.read import size_vector
 from headrace.size_aware_batching.steps import plan_step
 

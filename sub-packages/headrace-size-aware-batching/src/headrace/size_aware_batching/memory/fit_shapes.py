@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from headrace.size_aware_batching._files import write_atomically
 from headrace.size_aware_batching._shared.checks import checked_int
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import Ranks
-from headrace.size_aware_batching._validation import counted, log_info, one_of, real_number
+from headrace.size_aware_batching._validation import log_info, one_of, real_number
 from headrace.size_aware_batching.memory.data_parallel import connect, unsynchronized
 from headrace.size_aware_batching.memory.design import neighbours
 from headrace.size_aware_batching.memory.device import DeviceMemory

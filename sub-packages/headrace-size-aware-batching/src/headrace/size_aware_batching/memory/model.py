@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import Ranks
 from headrace.size_aware_batching._shared.warnings import warn
-from headrace.size_aware_batching._validation import counted, one_of, real_number, whole_number
+from headrace.size_aware_batching._validation import one_of, real_number, whole_number
 from headrace.size_aware_batching.memory.device import DeviceMemory, device_memory, device_size
 from headrace.size_aware_batching.memory.least_squares import conformal_margin, fit_floor
 from headrace.size_aware_batching.memory.peaks import Peaks

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from headrace.size_aware_batching._shared.display import never_raises
-from headrace.size_aware_batching._validation import counted, one_of
+from headrace.size_aware_batching._shared.display import counted, never_raises
+from headrace.size_aware_batching._validation import one_of
 from headrace.size_aware_batching.memory.data_parallel import the_data_parallel, unsynchronized
 from headrace.size_aware_batching.memory.device import alloc_retries, free_memory, is_out_of_memory, out_of_memory
 from headrace.size_aware_batching.memory.parts import refused_collectives, running_part

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.display import counted
 from headrace.size_aware_batching._shared.epoch_plan import NO_LIMIT, Place, Steps
-from headrace.size_aware_batching._validation import counted
 from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.costs import columns_of
 from headrace.size_aware_batching.planning.distribution import (

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
+from headrace.size_aware_batching._shared.display import counted
 from headrace.size_aware_batching._shared.epoch_plan import NO_LIMIT, Place, Steps
-from headrace.size_aware_batching._validation import Number, counted
+from headrace.size_aware_batching._validation import Number
 from headrace.size_aware_batching.planning.batch_list import GroupedList, index_at
 from headrace.size_aware_batching.planning.curriculum import (
     MOST_STAGES,

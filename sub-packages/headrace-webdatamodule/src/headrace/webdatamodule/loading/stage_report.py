@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.display import counted, never_raises
 from headrace.webdatamodule.loading.batch_plans import longest_of, samples_of, sizes_of
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.sample_places import describe_sample, find_sources, source_names
@@ -120,7 +120,7 @@ class LoaderReport:
         total = sum(self.samples.values())
         where = f" of rank {self.rank[1]}, one of {self.rank[0]}" if self.rank else ""
         batches = f"{self.batches:,} batches" if self.batches != 1 else "1 batch"
-        sources = [(name, _samples(count), self._shares(name)) for name, count in self.samples.items()]
+        sources = [(name, counted(count, "sample"), self._shares(name)) for name, count in self.samples.items()]
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
         notes = [] if self.resumed is None else [str(self.resumed)]
         notes += [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
@@ -132,12 +132,12 @@ class LoaderReport:
             if cached or room:
                 notes.append(f"from the cache: {cached:,} bytes, {cached / max(used, 1):.1%} of those used{room}")
             notes.append(f"waited: {waited:,} of {batches} came more than {LATE * 1e3:g} ms late")
-        notes.append(f"skipped as damaged: {_samples(len(self.skipped))}{times}")
+        notes.append(f"skipped as damaged: {counted(len(self.skipped), 'sample')}{times}")
         notes += _listed([one.message for one in self.skipped[:_SHOWN]], len(self.skipped))
         if self.n_over_budget:
-            notes.append(f"left out as over the budget: {_samples(self.n_over_budget)}")
+            notes.append(f"left out as over the budget: {counted(self.n_over_budget, 'sample')}")
             notes += _listed(self.over_budget, self.n_over_budget)
-        return f"{self.name}{where}: {_samples(total)} in {batches}", sources, notes
+        return f"{self.name}{where}: {counted(total, 'sample')} in {batches}", sources, notes
 
     def _shares(self, name: str) -> str:
         """Of a source in the samples and, where there are others, in the tokens."""
@@ -149,10 +149,6 @@ class LoaderReport:
             return share
         share += f"; {self.tokens[name] / (sum(self.tokens.values()) or 1.0):.1%} of the tokens"
         return share + (asked_for if per == "token" else "")
-
-
-def _samples(count: int) -> str:
-    return f"{count:,} samples" if count != 1 else "1 sample"
 
 
 def _listed(items: Sequence[str], count: int) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.checks import checked_int
-from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.display import counted, never_raises
 from headrace.webdatamodule.shards.decoding.allowed import AllowedClass
 from headrace.webdatamodule.shards.decoding.decode import decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
@@ -139,7 +139,7 @@ class IndexedShards:
 
     @never_raises
     def __repr__(self) -> str:
-        counts = f"{len(self):,} samples in {len(self._table.places):,} shards"
+        counts = f"{counted(len(self), 'sample')} in {counted(len(self._table.places), 'shard')}"
         if self.names:
             counts += f" of {', '.join(self.names)}"
         members = ", ".join(self.member_keys) or "none"

@@ -33,6 +33,15 @@ def never_raises(show: Callable[[Shown], str]) -> Callable[[Shown], str]:
     return shown
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "rank"), counted(1200, "micro-batch")
+    ('1 rank', '1,200 micro-batches')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
+
+
 def described(value: object) -> str:
     """Name a value that a user gave: a short plain one as it is, a function by its name, others as `kind_of` does.
 

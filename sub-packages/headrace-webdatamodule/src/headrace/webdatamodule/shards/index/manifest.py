@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.digest import text_digest
-from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.display import counted, never_raises
 from headrace.webdatamodule.shards.decoding.decode import load_npy
 from headrace.webdatamodule.shards.errors import LostColumnsError, ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import (
@@ -120,8 +120,8 @@ class Manifest:
     def __repr__(self) -> str:
         columns = f"; columns {', '.join(column.name for column in self.columns)}" if self.columns else ""
         return (
-            f"{type(self).__name__}({self.n_samples:,} samples in {len(self.shards):,} shards, members "
-            f"{', '.join(self.members)}{columns})"
+            f"{type(self).__name__}({counted(self.n_samples, 'sample')} in {counted(len(self.shards), 'shard')}, "
+            f"members {', '.join(self.members)}{columns})"
         )
 
     @property
