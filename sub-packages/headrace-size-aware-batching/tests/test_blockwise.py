@@ -505,7 +505,7 @@ def test_a_state_of_other_shards_sizes_or_classes_is_refused() -> None:
     other = DistributedSizeAwareBatchSampler(SIZES, 300)
     with pytest.raises(ValueError, match=r"state must be one of Blockwise.*got a dict with the keys version"):
         make((SIZES, 300)).load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="it comes from another version of headrace or another class"):
+    with pytest.raises(ValueError, match="got that of another class or version of headrace"):
         other.load_state_dict(state_of())
     with pytest.raises(TypeError, match="must be a dict that state_dict"):
         make((SIZES, 300)).load_state_dict([])

@@ -109,10 +109,9 @@ class RunSampler(Sampler[list[Any]]):
         return self._run.begin()
 
     @property
-    def begun(self) -> Iterator[PlannedBatch] | None:
-        """What the latest `begin` or ``iter()`` reads; None if something has changed since, or a place was chosen."""
-        latest = self._run.iteration
-        return None if latest is None else latest.given
+    def begun(self) -> object:
+        """What stands for the latest `begin` or ``iter()``; None if a change or a choice of the place came since."""
+        return self._run.iteration
 
     def delivered(self, batch: PlannedBatch) -> None:
         """Move the position to the place after a batch of `begin` that the training loop has received.

@@ -197,14 +197,12 @@ class Iteration:
         plan: Its plan.
         began: The place where it began.
         world: The number of ranks.
-        given: The iterator that `Run.begin` returned.
         batches: How many of its batches were delivered.
         finished: Whether it came to its end.
     """
 
     def __init__(self, plan: EpochPlan, began: Place, world: int) -> None:
         self.plan, self.began, self.world = plan, began, world
-        self.given: Iterator[PlannedBatch] | None = None
         self.batches, self.finished = 0, False
 
 
@@ -391,8 +389,7 @@ class Run:
             first = list(islice(steps, 1))  # which may raise an error: the position stays as it was
         iteration = Iteration(plan, began, world)
         self._cursor.begin(iteration)
-        iteration.given = self._batches_of(iteration, chain(first, steps), rank)
-        return iteration.given
+        return self._batches_of(iteration, chain(first, steps), rank)
 
     def delivered(self, place: Place) -> None:
         """Move to the place after one more batch of the latest iteration."""

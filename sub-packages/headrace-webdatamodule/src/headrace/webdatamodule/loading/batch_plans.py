@@ -158,7 +158,7 @@ class BatchPlan(ABC):
 class RunPlan(BatchPlan):
     """A batch sampler over a run: the run is always where the training loop is."""
 
-    _begun: Iterator[BatchAt] | None = None  # the batches of the iteration
+    _begun: object = None  # what stands for the iteration
 
     def go_to(self, epoch: int, position: Position) -> None:
         """Let the next iteration begin at a position of an epoch."""
@@ -175,7 +175,7 @@ class RunPlan(BatchPlan):
     def begin(self, _epoch: int, _position: Position) -> Iterator[BatchAt]:
         """Begin an iteration at the position where the run was put."""
         batches: Iterator[BatchAt] = self.sampler.begin()
-        self._begun = batches
+        self._begun = self.sampler.begun
         return batches
 
     def has_moved(self) -> bool:
