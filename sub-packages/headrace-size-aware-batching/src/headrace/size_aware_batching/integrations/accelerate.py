@@ -94,7 +94,9 @@ class PreparedBatchSampler(Sampler[list[Any]]):
             loader: The result of ``prepare`` for a loader with this batch sampler.
         """
         self._counts_next = True
-        processes = getattr(getattr(loader, "batch_sampler", None), "num_processes", 1)  # among which accelerate shares
+        prepared = getattr(loader, "batch_sampler", None)
+        # accelerate's own sampler knows its processes; one process reads this sampler itself; a wrapper knows neither
+        processes = 1 if prepared is self else getattr(prepared, "num_processes", self._sampler.num_replicas)
         for batch in loader:
             for _ in range(processes):
                 self._delivered = self._read.popleft()
