@@ -55,20 +55,6 @@ def test_a_shuffled_stream_resumes_exactly_by_reading_again(cut: int, epoch: int
 
 
 @IGNORE_READ_AGAIN
-def test_a_state_that_holds_the_streams_own_states_is_read_again_too() -> None:
-    whole = numbers(mixture())
-    first = mixture()
-    numbers(first, 150)
-    state = first.state_dict()
-    for name, source in zip("ab", first._mixture.sources, strict=True):
-        assert isinstance(source, datasets.IterableDataset)
-        state["sources"][name]["source"] = source.state_dict()
-    second = mixture()
-    second.load_state_dict(state)
-    assert numbers(second) == whole[150:]
-
-
-@IGNORE_READ_AGAIN
 def test_a_stream_that_was_shuffled_without_a_seed_is_refused() -> None:
     first = mixture(seed=None)
     numbers(first, 150)
