@@ -43,11 +43,11 @@ def packed_block_mask(
         raise ValueError("cu_seqlens must have at least 2 elements, the start and the end of a sequence, got fewer")
     if prefix is not None:
         _refuse_other("prefix", prefix)
-    if prefix is not None and (not causal or len(prefix) != len(cu_seqlens) - 1):
-        raise ValueError(
-            f"prefix must have a length for each of {len(cu_seqlens) - 1} sequences, and needs causal=True, got "
-            f"{len(prefix)} and causal={causal}"
-        )
+        if not causal or len(prefix) != len(cu_seqlens) - 1:
+            raise ValueError(
+                f"prefix must have a length for each of {len(cu_seqlens) - 1} sequences, and needs causal=True, got "
+                f"{len(prefix)} and causal={causal}"
+            )
     checked_int("block_size", block_size, 2)
     total = checked_int("total", int(cu_seqlens[-1]) if total is None else total, 1)
     device, starts, ends = cu_seqlens.device, cu_seqlens[:-1].long(), cu_seqlens[1:].long()

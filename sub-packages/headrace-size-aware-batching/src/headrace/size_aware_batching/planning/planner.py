@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.epoch_plan import Place
+from headrace.size_aware_batching._shared.mixture import NOT_MIXED, Mixed
 from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.run import History
 from headrace.size_aware_batching.planning.batch_list import BatchList
@@ -34,8 +35,6 @@ from headrace.size_aware_batching.planning.states import STATE_VERSION, checked_
 from headrace.size_aware_batching.planning.strategies import BatchLists, Presorted
 from headrace.size_aware_batching.planning.token_steps import TokenPlan, TokenSteps
 from headrace.size_aware_batching.planning.user_sampler import (
-    NOT_MIXED,
-    Mixed,
     NoUserSampler,
     UserSampler,
     planned_order,

@@ -1,9 +1,8 @@
 """The order that a user's sampler gives: its epochs, its fingerprint, the same on every rank."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
 from functools import cached_property, partial
 from numbers import Integral
 from operator import index
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching._shared.digest import array_digest, text_digest
+from headrace.size_aware_batching._shared.mixture import NOT_MIXED, Mixed, PossibleMixture
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching._shared.run import NoSampler
 from headrace.size_aware_batching.planning.gather import gather
@@ -23,17 +23,6 @@ from headrace.size_aware_batching.planning.pieces import Pieces
 
 READ_AT_ONCE = 2**20
 COMPARED = 2**16  # positions of an order that ranks compare
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """Settings of a mixture: as it records itself, None of other samplers; and changes of its weights."""
-
-    mixture: Any = None
-    reweights: tuple[Any, ...] = ()
-
-
-NOT_MIXED = Mixed()
 
 
 class NoUserSampler(NoSampler):
@@ -53,7 +42,7 @@ class NoUserSampler(NoSampler):
         """There is no order that was given."""
 
 
-class UserSampler:
+class UserSampler(PossibleMixture):
     """The order that a user's sampler gives, epoch by epoch.
 
     `of_epoch` returns a view of one epoch, which stays the same when the sampler goes to another one. A sampler with
@@ -80,7 +69,7 @@ class UserSampler:
                 f"sampler must give the samples of all ranks, got a {type(sampler).__name__} for one rank of "
                 f"{replicas}: give it num_replicas=1, rank=0; the batch sampler distributes the batches"
             )
-        self.sampler: Any = sampler
+        super().__init__(sampler)
         self._n_samples = n_samples  # of the dataset
         self.epoch = 0  # that the sampler was set to
         self._listed: NDArray[Any] | None = None  # what was read in this epoch, where it cannot be sliced
@@ -220,75 +209,9 @@ class UserSampler:
         return self._length()
 
     @property
-    def is_mixture(self) -> bool:
-        """Whether the sampler has weights that a run may change."""
-        own = self.sampler
-        reads = hasattr(own, "take") and callable(getattr(own, "set_epoch", None))
-        return reads and hasattr(own, "reweights") and callable(getattr(own, "reweighted", None))
-
-    def asked_shares(self) -> Any:
-        """Return what a mixture's shares refer to, and the requested share of each source; None without one."""
-        asked = getattr(self.sampler, "asked_shares", None)
-        return asked() if callable(asked) else None
-
-    def require_mixture(self) -> None:
-        """Refuse a sampler without weights that a run may change."""
-        if not self.is_mixture:
-            raise TypeError(
-                f"sampler must mix sources by weight for that, got {type(self.sampler).__name__}: give a "
-                "WeightedDistributedSampler"
-            )
-
-    @property
-    def mixed(self) -> Mixed:
-        """Settings of the mixture, as it has them."""
-        if not self.is_mixture:
-            return NOT_MIXED
-        return Mixed(getattr(self.sampler, "mixture", None), tuple(self.sampler.reweights))
-
-    def reweighted(self, weights: Any, draw: int) -> list[Any]:
-        """Return the changes of the mixture's weights, with another one from a draw on."""
-        self.require_mixture()
-        return list(self.sampler.reweighted(weights, draw))
-
-    @property
     def first_epoch(self) -> int:
         """The first epoch whose order is that of the present data: where those of a mixture grew, or 0."""
         return int(getattr(self.sampler, "first_epoch", 0))
-
-    def has_other_sources(self, recorded: Mapping[str, Any]) -> bool:
-        """Whether recorded settings are of a mixture of other sources."""
-        before, mixture = recorded.get("mixture"), self.mixed.mixture
-        return mixture is not None and before is not None and self.sampler.continuing(before) is None
-
-    def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of the mixture as it continues one of recorded settings."""
-        before, mixture = recorded.get("mixture"), self.mixed.mixture
-        if mixture is None or before is None:
-            return {"mixture": mixture, "reweight": recorded["reweight"]}
-        if (continued := self.sampler.continuing(before)) is None:  # of other sources
-            return {"mixture": mixture, "reweight": []}
-        return {"mixture": continued, "reweight": recorded["reweight"]}
-
-    def grown(self, recorded: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-        """Return the settings of the mixture as it continues one whose data have grown at the beginning of an epoch."""
-        if self.mixed.mixture is None:
-            return {"reweight": []}
-        return {"mixture": self.sampler.grown(recorded["mixture"], epoch, recorded["reweight"]), "reweight": []}
-
-    def set_mixture(self, settings: Mapping[str, Any]) -> None:
-        """Let the mixture be as settings have it: from where its data grew, and with these changes of its weights."""
-        changes, mixture = list(settings.get("reweight", ())), settings.get("mixture")
-        if mixture is not None and mixture != self.mixed.mixture:
-            self.sampler.mixture = mixture
-        if changes == list(self.mixed.reweights):
-            return
-        if not self.is_mixture:
-            raise ValueError(
-                f"state is of a run whose mixture got other weights, and sampler is a {type(self.sampler).__name__}: "
-                "give the WeightedDistributedSampler of that run"
-            )
-        self.sampler.reweights = changes
 
     def _mixed(self, mixed: Mixed, epoch: int) -> Any:
         """Return a mixture as it is with other settings, for one epoch; None of any other sampler."""

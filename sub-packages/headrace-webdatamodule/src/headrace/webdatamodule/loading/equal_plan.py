@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule._shared.epoch_plan import NO_LIMIT, Place, Steps
+from headrace.webdatamodule._shared.mixture import NOT_MIXED, Mixed
 from headrace.webdatamodule._shared.record import RECORD
 from headrace.webdatamodule._shared.run import History
 from headrace.webdatamodule._shared.state_mismatch import StateMismatchError
 from headrace.webdatamodule.loading.permutation import Shuffle
 from headrace.webdatamodule.loading.state_dict import DATA, STATE_VERSION, check_state
-from headrace.webdatamodule.loading.user_sampler import NOT_MIXED, Mixed, NoUserSampler, UserSampler
+from headrace.webdatamodule.loading.user_sampler import NoUserSampler, UserSampler
 
 _AHEAD = 2**14  # places of the order that are worked out together
 _CHANGED = "state['run'] must be as state_dict() returned it: it was changed"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,22 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.digest import array_digest
+from headrace.webdatamodule._shared.mixture import NOT_MIXED, Mixed, PossibleMixture
 from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule._shared.run import NoSampler
 from headrace.webdatamodule.loading.fingerprint import own_fingerprint
 
 Order = tuple[int, Callable[[int, int], Any]]  # positions of an epoch, and the samples between two of them
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """Settings of a mixture: as it records itself, None of other samplers; and changes of its weights."""
-
-    mixture: Any = None
-    reweights: tuple[Any, ...] = ()
-
-
-NOT_MIXED = Mixed()
 
 
 class NoUserSampler(NoSampler):
@@ -52,7 +41,7 @@ class NoUserSampler(NoSampler):
         return self
 
 
-class UserSampler:
+class UserSampler(PossibleMixture):
     """The order that a user's sampler gives, epoch by epoch.
 
     A sampler with `take(start, stop)` and `epoch_length` is read in slices. Any other is read once per epoch.
@@ -61,7 +50,7 @@ class UserSampler:
     is_given = True
 
     def __init__(self, sampler: Iterable[int]) -> None:
-        self.sampler: Any = sampler
+        super().__init__(sampler)
         self.epoch = 0  # that the sampler was set to
         self._listed: tuple[int, npt.NDArray[np.int64]] | None = None  # an epoch and its order
         self._views: dict[int, tuple[Any, Order]] = {}  # by epoch, and what they were made for
@@ -172,72 +161,6 @@ class UserSampler:
 
     def refuse_resume(self) -> None:
         """An order that is read again is compared by what stands for it."""
-
-    @property
-    def is_mixture(self) -> bool:
-        """Whether the sampler has weights that a run may change."""
-        return hasattr(self.sampler, "reweights") and callable(getattr(self.sampler, "reweighted", None))
-
-    @property
-    def mixed(self) -> Mixed:
-        """Settings of the mixture, as it has them."""
-        if not self.is_mixture:
-            return NOT_MIXED
-        return Mixed(getattr(self.sampler, "mixture", None), tuple(self.sampler.reweights))
-
-    def asked_shares(self) -> Any:
-        """Return what a mixture's shares refer to, and the requested share of each source; None without one."""
-        asked = getattr(self.sampler, "asked_shares", None)
-        return asked() if callable(asked) else None
-
-    def require_mixture(self) -> None:
-        """Refuse a sampler without weights that a run may change."""
-        if not (self.is_mixture and self._has_slices):
-            raise TypeError(
-                f"sampler must mix sources by weight for that, got {type(self.sampler).__name__}: give a "
-                "WeightedDistributedSampler"
-            )
-
-    def reweighted(self, weights: Any, draw: int) -> list[Any]:
-        """Return the changes of the mixture's weights, with another one from a draw on."""
-        self.require_mixture()
-        return list(self.sampler.reweighted(weights, draw))
-
-    def has_other_sources(self, recorded: Mapping[str, Any]) -> bool:
-        """Whether recorded settings are of a mixture of other sources."""
-        before, mixture = recorded.get("mixture"), self.mixed.mixture
-        return mixture is not None and before is not None and self.sampler.continuing(before) is None
-
-    def continuing(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of the mixture as it continues one of recorded settings."""
-        before, mixture = recorded.get("mixture"), self.mixed.mixture
-        if mixture is None or before is None:
-            return {"mixture": mixture, "reweight": recorded["reweight"]}
-        if (continued := self.sampler.continuing(before)) is None:  # of other sources
-            return {"mixture": mixture, "reweight": []}
-        return {"mixture": continued, "reweight": recorded["reweight"]}
-
-    def grown(self, recorded: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-        """Return the settings of the mixture as it continues one whose data have grown at the beginning of an epoch."""
-        if self.mixed.mixture is None:
-            return {"reweight": []}
-        return {"mixture": self.sampler.grown(recorded["mixture"], epoch, recorded["reweight"]), "reweight": []}
-
-    def set_mixture(self, settings: Mapping[str, Any]) -> None:
-        """Let the mixture be as settings have it: from where its data grew, and with these changes of its weights."""
-        changes, mixture = list(settings.get("reweight", ())), settings.get("mixture")
-        if mixture is not None and mixture != self.mixed.mixture:
-            self.sampler.mixture = mixture
-            self._views.clear()
-        if changes == list(self.mixed.reweights):
-            return
-        if not self.is_mixture:
-            raise ValueError(
-                f"state is of a run whose mixture got other weights, and sampler is {type(self.sampler).__name__}: "
-                "give the WeightedDistributedSampler of that run"
-            )
-        self.sampler.reweights = changes
-        self._views.clear()
 
     def copied(self) -> UserSampler:
         """Return an order with a sampler of its own, which has an epoch of its own."""
