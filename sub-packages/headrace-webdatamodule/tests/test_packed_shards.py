@@ -552,7 +552,7 @@ def test_the_command_line_packs_lists_and_tells(tmp_path: Path) -> None:
     assert b"kept 3, wrote 0 shards" in done.stdout
 
     info = json.loads(run("info", out, "--json").stdout)
-    assert all(shard["packs"] >= 2 for shard in info["shards"])
+    assert all(shard["packs"] >= 1 for shard in info["shards"])
     assert run("info", out).stdout.split(b"\n\n")[-1].split(b"\n")[0].split() == [
         b"shard",
         b"samples",
@@ -561,11 +561,11 @@ def test_the_command_line_packs_lists_and_tells(tmp_path: Path) -> None:
         b"skipped",
     ]
     lines = run("ls", out).stdout.splitlines()
-    assert (len(lines), lines[7].split(b"\t")[:2]) == (500, [b"000000007", b"id.txt,seq.txt"])
+    assert (len(lines), lines[7].split(b"\t")[:2]) == (500, [b"p7", b"id.txt,seq.txt"])
     shard, offset, nbytes, _, name = run("ls", "--long", out).stdout.splitlines()[15].decode().split("\t")
-    assert name == "000000007.seq.txt"
+    assert name == "p7.seq.txt"
     data = (out / shard).read_bytes()[int(offset) :][: int(nbytes)]
-    assert run("cat", out, "000000007.seq.txt").stdout == data
+    assert run("cat", out, "p7.seq.txt").stdout == data
     assert run("verify", out).returncode == 0
     before = contents(out)
     for path in out.glob("*.hri"):

@@ -127,14 +127,6 @@ def test_members_that_no_reader_would_give_back_are_refused_before_anything_is_w
     assert not (tmp_path / "out").exists()
 
 
-def test_fasta_ids_that_no_header_holds_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    (tmp_path / "a.fasta").write_text(f">a\nM\n>{'k' * 94} x\nM\n")
-    words = ("pack", tmp_path / "a.fasta", tmp_path / "out", "--n-shards", "2")
-    assert b"name of 101 bytes" in run(*words, "--key-from", "id").stderr
-    assert not (tmp_path / "out").exists()
-    assert run(*words).returncode == 0
-
-
 def test_shards_without_a_plan_are_not_touched(tmp_path: Path) -> None:
     write_shards(some(4), tmp_path, n_shards=2)
     (tmp_path / "shard.plan.json").unlink()

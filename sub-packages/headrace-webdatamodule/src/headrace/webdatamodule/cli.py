@@ -239,11 +239,11 @@ def _find(dataset: IndexedShards, name: str) -> tuple[int, str, str | None] | No
     "pack files, pickles, FASTA or an LMDB into shards",
     "Pack samples into indexed shards; nothing is unpickled. Files of directories that share a name up to the"
     " first dot are one sample: a.txt and a.json make the sample 'a' with the members 'txt' and 'json', sorted by"
-    " key. A FASTA record is a sample whose key is its number, with the members 'id.txt' (the header line without"
-    " '>') and 'seq.txt' (the letters); with --key-from id, the key is the first word of the header line, with"
-    " dashes for dots and slashes. An entry of an LMDB is a sample with one member; known counts, such as 'length',"
-    " are left out. OUT must not hold other tar files; packing the same sources again changes nothing, or completes an"
-    " interrupted run.",
+    " key. A FASTA record is a sample with the members 'id.txt' (the header line without '>') and 'seq.txt' (the"
+    " letters). Its key is its id, the first word of the header line, with dashes for dots and slashes; or its number,"
+    " if ids repeat. An entry of an LMDB is a sample with one member; known counts, such as 'length', are left out."
+    " OUT must not hold other tar files; packing the same sources again changes nothing, or completes an interrupted"
+    " run.",
     _arg("sources", nargs="+", type=local_path, metavar="SOURCE", help="directories, FASTA files (.gz too) or LMDBs"),
     _arg("out", type=local_path, metavar="OUT", help="output directory; created if it does not exist"),
     _arg("--from", dest="kind", choices=KINDS, help="type of the sources (default: from their names)"),
@@ -270,7 +270,7 @@ def _find(dataset: IndexedShards, name: str) -> tuple[int, str, str | None] | No
     _arg("--prefix", default="shard", metavar="NAME", help="first part of the shards' names (default shard)"),
     _arg("--split-at", choices=("first", "last"), help="dot of a file name that ends the key (default first)"),
     _arg("--member", metavar="NAME", help="member key of an LMDB's values, such as pkl (default bin)"),
-    _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default number); id: first word of the header"),
+    _arg("--key-from", choices=KEYS_FROM, help="key of a FASTA record (default: id if all differ, else number)"),
     _arg("--overwrite", action="store_true", help="replace existing shards, for example after files have changed"),
     _arg("--db", metavar="NAME", help="database of an LMDB that holds several under names"),
     _arg("--keys", type=local_path, metavar="FILE", help="file of the LMDB keys to pack, one per line (default: all)"),

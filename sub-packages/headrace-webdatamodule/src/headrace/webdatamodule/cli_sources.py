@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK, few_samples, split_name
+from headrace.webdatamodule.shards.index.checksums import checksum64
 from headrace.webdatamodule.shards.index.shard_index import SUFFIX
 from headrace.webdatamodule.shards.writing.plan import stored_bytes
 from headrace.webdatamodule.shards.writing.sample_sources import Files, FilesOfSample, SampleSource, stamp
@@ -34,7 +35,7 @@ from headrace.webdatamodule.shards.writing.shard_builder import check_key
 from headrace.webdatamodule.shards.writing.shard_task import KeyedSample
 
 KINDS = ("files", "fasta", "lmdb")
-KEYS_FROM = ("number", "id")
+KEYS_FROM = ("id", "number")
 _PLAIN = (".fasta", ".fa", ".faa", ".fna", ".ffn", ".frn", ".fas")
 _FASTA = (*_PLAIN, *(f"{ending}.gz" for ending in _PLAIN))
 _LMDB = (".lmdb", ".mdb")
@@ -119,9 +120,16 @@ def open_source(options: argparse.Namespace, scratch: Path, warn: Warn) -> Sampl
     records: list[Fasta] = []
     for path in paths:
         plain = _decompressed(path, scratch)
-        records.append(Fasta(plain, sum(map(len, records)), name=str(path), key_from=options.key_from or "number"))
-    if options.key_from == "id":
-        _refuse_repeated_ids(records)
+        records.append(Fasta(plain, sum(map(len, records)), name=str(path)))
+    if options.key_from != "number":
+        try:
+            _check_ids(records)
+        except (ValueError, ShardError) as error:
+            if options.key_from == "id":
+                raise ValueError(f"{error}: correct the ids, or pass --key-from number") from error
+            warn(f"keys are the records' numbers, as ids cannot be keys: {error}")
+        else:
+            records = [one.keyed_by_id() for one in records]
     for one in records:
         _warn_of_cut(one, warn)
     if options.bytes_per_pack is None:
@@ -218,16 +226,32 @@ def _walk(directory: Path) -> Iterator[Path]:
 class Fasta(SampleSource):
     """The records of a FASTA file.
 
-    A record's key is its number, since its own name may come twice or hold what a key cannot; or that name, made safe.
-    Its members are texts: `id.txt`, the header line without ">", and `seq.txt`, the letters without white space.
+    A record's key is its number, or its id as a key can have it; see `safe_key`. Its members are texts: `id.txt`, the
+    header line without ">", and `seq.txt`, the letters without white space.
     """
 
-    def __init__(self, path: Path, first: int = 0, name: str = "", key_from: str = "number") -> None:
+    _by_id = False
+
+    def __init__(self, path: Path, first: int = 0, name: str = "") -> None:
         self.name = name or str(path)
         self._path, self._first = str(path), first
         self._starts, self.without_letters = _record_starts(path, self.name, first)
         self._nbytes = path.stat().st_size
-        self.ids = _read_ids(path, self._starts, self.name) if key_from == "id" else None
+
+    def keyed_by_id(self) -> Fasta:
+        """The same records under their ids."""
+        made = copy(self)
+        made._by_id = True
+        return made
+
+    def ids(self) -> Iterator[str]:
+        """The first word of each header line."""
+        with Path(self._path).open("rb") as file:
+            for number, start in enumerate(self._starts[:-1].tolist(), self._first):
+                file.seek(start)
+                if (word := _id_of(file.readline()[1:])) is None:
+                    raise ValueError(f"{self.name}: record {number} has no id after '>'")
+                yield word
 
     def __len__(self) -> int:
         return self._starts.size - 1
@@ -242,13 +266,12 @@ class Fasta(SampleSource):
         title, number = line[1:].strip(), self._first + index
         if b"\r" in title:
             raise ValueError(f"{self._path}: record {number} has lines that end with a bare CR: convert them to LF")
-        return self._key(index), dict(zip(_MEMBERS, (title, b"".join(letters.split())), strict=True))
-
-    def _key(self, index: int) -> str:
-        return f"{self._first + index:0{_DIGITS}d}" if self.ids is None else safe_key(self.ids[index])
+        key = safe_key(_id_of(title) or "") if self._by_id else f"{number:0{_DIGITS}d}"
+        return key, dict(zip(_MEMBERS, (title, b"".join(letters.split())), strict=True))
 
     def names(self) -> Iterable[tuple[str, Iterable[str]]]:
-        return ((self._key(index), _MEMBERS) for index in range(len(self)))
+        numbers = (f"{number:0{_DIGITS}d}" for number in range(self._first, self._first + len(self)))
+        return ((key, _MEMBERS) for key in (map(safe_key, self.ids()) if self._by_id else numbers))
 
     def stamps(self) -> Iterable[tuple[int, int]]:
         return [stamp(self._path)]
@@ -262,8 +285,12 @@ class Fasta(SampleSource):
     def part(self, start: int, stop: int) -> SampleSource:
         made = copy(self)
         made._first, made._starts = self._first + start, self._starts[start : stop + 1]
-        made.ids = None if self.ids is None else self.ids[start:stop]
         return made
+
+
+def _id_of(title: bytes) -> str | None:
+    words = title.split(None, 1)
+    return words[0].decode() if words else None
 
 
 def safe_key(word: str) -> str:
@@ -309,18 +336,6 @@ def _refuse_other_encodings(path: Path, starts: npt.NDArray[np.int64], name: str
                 raise ValueError(f"{message}: convert the file, such as with `iconv -f latin1 -t utf-8`") from error
 
 
-def _read_ids(path: Path, starts: npt.NDArray[np.int64], name: str) -> list[str]:
-    ids = list[str]()
-    with path.open("rb") as file:
-        for number, start in enumerate(starts[:-1].tolist()):
-            file.seek(start)
-            words = file.readline()[1:].split(None, 1)
-            if not words:
-                raise ValueError(f"{name}: record {number} has no id after '>': leave out --key-from id")
-            ids.append(words[0].decode())
-    return ids
-
-
 def _warn_of_cut(records: Fasta, warn: Warn) -> None:
     """Warn of records without letters: a file that was cut ends in one."""
     if found := records.without_letters:
@@ -341,14 +356,23 @@ def _warn_of_growth(records: Sequence[Fasta], warn: Warn) -> None:
         )
 
 
-def _refuse_repeated_ids(records: Sequence[Fasta]) -> None:
+def _check_ids(records: Sequence[Fasta]) -> None:
+    """Refuse ids that cannot be keys: one is missing or too long, or two give the same key."""
+    keyed = [one.keyed_by_id() for one in records]
+    for one in keyed:
+        one.check()
+    hashes = np.fromiter((checksum64(safe_key(word).encode()) for one in keyed for word in one.ids()), np.uint64)
+    values, counts = np.unique(hashes, return_counts=True)
+    repeated = set(values[counts > 1].tolist())
     seen: dict[str, tuple[str, str]] = {}
-    for one in records:
-        for key, word in zip(one.keys(), one.ids or (), strict=True):
+    for one in keyed if repeated else ():
+        for word in one.ids():
+            key = safe_key(word)
+            if checksum64(key.encode()) not in repeated:
+                continue
             if key in seen:
                 other, file = seen[key]
-                both = f"the ids {other!r} in {file} and {word!r} in {one.name} both give the key {key!r}"
-                raise ValueError(f"{both}: rename one, or leave out --key-from id, so that keys are numbers")
+                raise ValueError(f"{other!r} in {file} and {word!r} in {one.name} both give the key {key!r}")
             seen[key] = word, one.name
 
 
