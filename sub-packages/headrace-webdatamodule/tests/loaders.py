@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from headrace.webdatamodule import DistributedBatchSampler, IndexedShards, ResumableLoader, index_shards, write_tars
@@ -71,16 +70,6 @@ def plain(folder: Path, *, size: int = 4, world: tuple[int, int] = (1, 0), **opt
 def epoch_of(loader: ResumableLoader, epoch: int) -> list[Any]:
     loader.set_epoch(epoch)
     return list(loader)
-
-
-KINDS = {
-    "plain": lambda folder, **options: plain(folder, **options),
-    "bare": lambda folder, **options: make(folder, Bare(), **options),
-    "wrapped": lambda folder, **options: make(folder, Wrapped(), **options),
-}
-
-
-kinds = pytest.mark.parametrize("kind", list(KINDS))
 
 
 class Squares(torch.utils.data.Dataset[int]):

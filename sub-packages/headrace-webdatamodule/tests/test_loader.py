@@ -1,23 +1,17 @@
 """The loader: counts what was delivered, and goes on from there."""
 
-import json
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loaders import (
-    COUNT,
-    KINDS,
-    WORKERS,
-    epoch_of,
-    kinds,
-    numbered_shards,
-    plain,
-)
+from indexed_runs import Stateful
+from loaders import COUNT, Bare, epoch_of, make, numbered_shards, plain
 
+from headrace.webdatamodule import DistributedBatchSampler
 from headrace.webdatamodule.loading.trainer_epochs import Loop
 
 # Torch says so on machines of fewer cores.
@@ -27,31 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return numbered_shards(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", WORKERS)
-@kinds
-def test_it_goes_on_behind_what_was_delivered(folder: Path, kind: str, workers: int) -> None:
-    whole = epoch_of(KINDS[kind](folder), 2)
-    loader = KINDS[kind](folder, num_workers=workers, prefetch_factor=3 if workers else None)
-    other = KINDS[kind](folder, num_workers=1 if workers != 1 else 0)
-    loader.set_epoch(2)
-    batches = iter(loader)
-    for steps in range(len(whole) + 1):
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert (state["epoch"], state["steps"]) == (2, steps)
-        if workers == 0 or steps % 4 == 1 or steps == len(whole):
-            other.load_state_dict(state)
-            other.set_epoch(2)  # as a trainer does, which changes nothing
-            assert (len(other), other.steps, other.epoch) == (len(whole), steps, 2)
-            assert json.loads(json.dumps(other.state_dict())) == state
-            assert list(other) == whole[steps:]
-            other.set_epoch(3)
-            assert list(other) == epoch_of(KINDS[kind](folder), 3)
-        assert next(batches, None) == (whole[steps] if steps < len(whole) else None)
-    loader.close()
-    other.close()
 
 
 @pytest.mark.slow
@@ -108,3 +77,90 @@ def test_a_step_that_failed_has_its_batch_again(folder: Path) -> None:
 def test_the_indices_of_the_present_batch_are_known(folder: Path) -> None:
     loader = plain(folder)
     assert all(list(loader.indices) == batch for batch in loader)
+
+
+def test_going_back_behind_a_loaded_state_warns(folder: Path) -> None:
+    """`for epoch in range(epochs)` after a resume would train on what was trained on."""
+    loader = plain(folder)
+    loader.set_epoch(1)
+    next(iter(loader))
+    resumed = plain(folder)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match=r"state of epoch 1, and set_epoch\(0\) drops it: .*range\(loader.epoch"):
+        resumed.set_epoch(0)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(epoch_of(resumed, 1)) == len(resumed) - 1
+
+
+def test_every_epoch_is_the_same_where_it_is_fixed(folder: Path) -> None:
+    loader = make(folder, DistributedBatchSampler(COUNT, 4), fixed_epoch=True)
+    first = list(loader)
+    loader.set_epoch(5)
+    loader.sampler.set_epoch(6)
+    assert (list(loader), list(loader), loader.epoch) == (first, first, 0)
+
+
+class Uncopied(Bare):
+    """Keeps its iterator."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.running = iter([*super().__iter__()])
+        self.locked = (number for number in range(1))
+        return self.running
+
+
+def test_a_second_iteration_over_what_cannot_be_copied_says_so(folder: Path) -> None:
+    loader = make(folder, Uncopied())
+    first = iter(loader)
+    next(first)
+    cure = "keep no iterators in its attributes, give batch_sampler as a function"
+    with pytest.raises(TypeError, match=rf"a second iteration of the train loader, .* a copy of Uncopied, .*: {cure}"):
+        next(iter(loader))
+    assert len(list(first)) == 11
+    whole = make(folder, lambda num_replicas, rank: Uncopied())
+    first = iter(whole)
+    assert next(first) == next(iter(whole))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_is_where_the_loop_is_however_far_workers_have_read(folder: Path, workers: int) -> None:
+    batches, order = DistributedBatchSampler(COUNT, 4, seed=1), list(range(COUNT))
+    ordered = DistributedBatchSampler(COUNT, 4, sampler=order)
+    for each in (batches, ordered):
+        loader, epoch = make(folder, each, num_workers=workers), 0
+        for number, batch in enumerate(loader, 1):
+            assert each.position == sum(map(len, epoch_of(make(folder, each.__class__(COUNT, 4)), 0)[:number]))
+            assert loader.state_dict()["batch_sampler"] == each.state_dict()
+            assert (each.epoch, each.remaining) == (epoch, loader.remaining)
+            assert each.draws == (batch if each is ordered else None)
+        assert each.remaining == 0
+        loader.set_epoch(2)
+        assert (each.epoch, each.position) == (2, 0)
+        loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_sampler_with_a_state_of_its_own_stays_as_it_was_given(folder: Path, workers: int) -> None:
+    def stateful() -> Stateful:
+        return Stateful([1] * COUNT, sampler=None, num_replicas=1, rank=0, seed=3, most=4)
+
+    batches, whole = stateful(), list(stateful())
+    loader = make(folder, batches, num_workers=workers)
+    running = iter(loader)
+    came = [next(running) for _ in range(2)]
+    assert next(iter(loader)) == whole[0]  # a look
+    assert batches.state_dict() == stateful().state_dict()
+    assert loader.state_dict()["batch_sampler"]["position"] == 2
+    assert came + list(running) == whole
+    assert batches.position == 0
+    loader.close()
+
+
+def test_the_report_counts_delivered_batches_and_no_peeks(folder: Path) -> None:
+    loader = plain(folder)
+    kept = iter(loader)
+    assert [len(next(kept)) for _ in range(3)] == [4, 4, 4]
+    next(iter(loader))
+    assert loader.report().batches == 3
+    assert loader.report().batches + len(list(loader)) == 3 + len(loader)
+    assert loader.report().batches == 3 + len(loader)

@@ -106,39 +106,6 @@ def test_shards_that_go_away_between_laps_are_an_error(tmp_path: Path) -> None:
         list(made)
 
 
-@pytest.mark.parametrize(
-    ("workers", "persistent", "indexed"),
-    [
-        (0, False, False),
-        (0, False, True),
-        (1, False, True),
-        (2, True, False),
-        pytest.param(1, False, False, marks=pytest.mark.nightly),
-        pytest.param(2, True, True, marks=pytest.mark.nightly),
-    ],
-)
-def test_epochs_differ_and_repeat_themselves(tmp_path: Path, workers: int, persistent: bool, indexed: bool) -> None:
-    write(tmp_path, [4] * 10)
-    if indexed:
-        index_shards(tmp_path)
-    kwargs_wld = {"num_workers": workers, "persistent_workers": persistent}
-
-    def made() -> Any:
-        return loader(tmp_path, 40, 4, kwargs_wds={"shardshuffle": True, "seed": 3}, kwargs_wld=kwargs_wld)
-
-    first, again = made(), made()
-    epochs = [flat(first) for _ in range(3)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
-    assert len(set(map(tuple, epochs))) == 3
-    assert [flat(again) for _ in range(2)] == epochs[:2]
-    again.set_epoch(1)
-    assert flat(again) == epochs[1]
-    again.set_epoch(2)
-    next(iter(again))
-    assert flat(again) == epochs[2]  # an epoch that was left begins anew
-    assert flat(again) not in epochs
-
-
 @pytest.mark.parametrize("split", [Split.val, Split.test, Split.predict])
 def test_evaluation_loaders_deliver_the_same_every_time(tmp_path: Path, split: Split) -> None:
     index_shards(write(tmp_path, [4] * 5))
@@ -229,129 +196,12 @@ def test_epochs_that_a_method_made(tmp_path: Path, calls: Any) -> None:
         check_resumed(lambda: stream(tmp_path, "outside", 20, invoke_wld=calls), at)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_batches_that_workers_read_ahead_do_not_count(tmp_path: Path, workers: int) -> None:
-    index_shards(write(tmp_path, [10, 10]))
-    made = stream(tmp_path, "outside", 20, workers=workers)
-    running = iter(made)
-    next(running)
-    assert made.state_dict()["position"] == 1
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_with_workers(tmp_path: Path, persistent: bool) -> None:
-    index_shards(write(tmp_path, [4, 9, 1, 6]))
-    options: Any = {"kwargs_wld": {"num_workers": 2, "persistent_workers": persistent}}
-    check_resumed(lambda: stream(tmp_path, "shuffled", 20, **options), 9)
-
-
 def test_one_worker_or_none_is_the_same_order(tmp_path: Path) -> None:
     index_shards(write(tmp_path, [10, 10]))
     whole, first, resumed = (stream(tmp_path, "shuffled", 20, workers=workers) for workers in (0, 0, 1))
     taken = list(islice(first, 3))
     resumed.load_state_dict(first.state_dict())
     assert taken + list(resumed) == list(whole)
-
-
-def test_set_epoch_and_a_loaded_state(tmp_path: Path) -> None:
-    """The newer one of both wins; the epoch of the state keeps its position."""
-    index_shards(write(tmp_path, [10, 10]))
-    whole = stream(tmp_path, "outside", 20)
-    epochs = [list(whole) for _ in range(6)]
-    state = {**stream(tmp_path, "outside", 20).state_dict(), "epoch": 4, "position": 5}
-
-    def made(*steps: Any) -> list[Any]:
-        loader = stream(tmp_path, "outside", 20)
-        for step in steps:
-            loader.load_state_dict(step) if isinstance(step, dict) else loader.set_epoch(step)
-        return list(loader)
-
-    assert made(state) == made(state, 4) == made(4, state) == made(3, state) == epochs[4][5:]
-    assert made(state, 5) == made(5, state) == epochs[5]
-    assert made(state, 3) == epochs[3]
-    assert made({**state, "position": 7}) == epochs[5]  # the epoch's end
-    assert made({**state, "position": 7}, 4) == []
-    loader = stream(tmp_path, "outside", 20)
-    loader.set_epoch(5)
-    list(loader)
-    loader.load_state_dict(state)  # an epoch that was iterated is no longer chosen
-    assert list(loader) == epochs[4][5:]
-
-
-def test_an_epoch_that_was_left_early(tmp_path: Path) -> None:
-    index_shards(write(tmp_path, [10, 10]))
-    made, whole = stream(tmp_path, "outside", 20), list(stream(tmp_path, "outside", 20))
-    next(iter(made))
-    assert (made.state_dict()["epoch"], made.state_dict()["position"]) == (0, 1)
-    made.set_epoch(1)
-    assert (made.state_dict()["epoch"], made.state_dict()["position"]) == (1, 0)
-    made.set_epoch(0)
-    assert list(islice(made, 2)) == whole[:2]
-    assert list(made) == whole  # begins anew
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("indexed", [False, True])
-def test_a_second_iterator_beside_the_first(tmp_path: Path, workers: int, indexed: bool) -> None:
-    write(tmp_path, [5, 5, 5, 5])
-    if indexed:
-        index_shards(tmp_path)
-    made = stream(tmp_path, "shuffled", 20, workers=workers)
-    whole = list(stream(tmp_path, "shuffled", 20, workers=workers))
-    first = iter(made)
-    taken = [next(first), next(first)]
-    second = iter(made)
-    assert [next(second), next(second), next(second)] == whole[:3]
-    assert taken + list(first) == whole
-    assert list(second) == whole[3:]
-    assert sorted(flat(made)) == list(range(20))
-
-
-def test_a_second_iterator_beside_persistent_workers(tmp_path: Path) -> None:
-    write(tmp_path, [5, 5, 5, 5])
-    options: Any = {"kwargs_wld": {"num_workers": 2, "persistent_workers": True}}
-    made = stream(tmp_path, "outside", 20, **options)
-    whole = [list(epoch) for epoch in [stream(tmp_path, "outside", 20, **options)] * 2]
-    first = iter(made)
-    taken = [next(first)]
-    second = iter(made)
-    assert [next(second), *taken, *first, *second] == [whole[0][0], *whole[0], *whole[0][1:]]
-    assert list(made) == whole[1]
-
-
-@pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_a_look_while_a_loop_is_under_way_counts_for_nothing(tmp_path: Path, workers: int) -> None:
-    write(tmp_path, [5, 5, 5, 5])
-    made = stream(tmp_path, "shuffled", 20, workers=workers)
-    epochs = [list(epoch) for epoch in [stream(tmp_path, "shuffled", 20, workers=workers)] * 2]
-    for epoch in range(2):
-        held: list[Any] = []
-        for steps, batch in enumerate(made, 1):
-            state = made.state_dict()
-            held = [*held[-1:], iter(made)]
-            looks = [next(held[-1]), next(iter(made))]
-            if steps < len(made):
-                assert looks == [epochs[epoch][0]] * 2
-                assert (state["epoch"], state["position"]) == (epoch, steps)
-                assert made.state_dict() == state
-            assert batch == epochs[epoch][steps - 1]
-        made.set_epoch(epoch + 1)
-
-
-@pytest.mark.parametrize("drop", [False, True])
-def test_a_look_leaves_a_position_that_was_loaded(tmp_path: Path, drop: bool) -> None:
-    write(tmp_path, [5, 5, 5, 5])
-    killed, resumed = (stream(tmp_path, "shuffled", 20) for _ in range(2))
-    whole = list(stream(tmp_path, "shuffled", 20))
-    assert list(islice(killed, 2)) == whole[:2]
-    resumed.load_state_dict(killed.state_dict())
-    held = iter(resumed)
-    looks = [next(held), next(iter(resumed))]
-    if drop:
-        del held
-    assert [*looks, next(iter(resumed))] == [whole[2]] * 3
-    assert list(resumed) == whole[2:]
-    assert (resumed.epoch, resumed.steps) == (1, 0)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
