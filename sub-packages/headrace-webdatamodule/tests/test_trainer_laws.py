@@ -55,6 +55,7 @@ def _stream(folders: tuple[Path, Path], num_workers: int = 0) -> WebDataModule:
 
 
 Make = Callable[..., lightning.LightningDataModule]
+Whole = Callable[..., Model]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def fit(module: Any, *callbacks: Callback, model: Model | None = None, path: Any
 
 
 @pytest.fixture(scope="module")
-def whole_of(new: Make) -> Callable[..., Model]:
+def whole_of(new: Make) -> Whole:
     """A fit that nothing interrupts."""
 
     @cache
@@ -121,7 +122,7 @@ def test_epochs_are_whole_and_their_lengths_known(new: Make, kind: str, workers:
 
 
 @EVERY
-def test_a_fit_begins_anew_whatever_was_read_by_hand(new: Make, whole_of: Make, kind: str) -> None:
+def test_a_fit_begins_anew_whatever_was_read_by_hand(new: Make, whole_of: Whole, kind: str) -> None:
     module = new(kind, 1)
     module.setup("fit")
     assert next(iter(module.train_dataloader())) == list(whole_of(kind).seen[0][1])
@@ -190,7 +191,7 @@ def test_with_workers_it_goes_on_exactly(new: Make, tmp_path: Path, kind: str) -
 @pytest.mark.parametrize("save_at", ["epoch end", "step 5", "step 8"])
 @EVERY
 def test_checkpoints_of_lightning_go_on_exactly(
-    new: Make, whole_of: Make, tmp_path: Path, kind: str, save_at: str
+    new: Make, whole_of: Whole, tmp_path: Path, kind: str, save_at: str
 ) -> None:
     often: dict[str, Any] = {"every_n_train_steps": int(save_at[-1])} if "step" in save_at else {"every_n_epochs": 1}
     saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **often)
@@ -216,7 +217,7 @@ class Stopping(Callback):
 @pytest.mark.parametrize("asks", [False, True])
 @EVERY
 def test_a_fit_that_was_stopped_again_and_again_is_whole(
-    new: Make, whole_of: Make, tmp_path: Path, kind: str, asks: bool, how: str
+    new: Make, whole_of: Whole, tmp_path: Path, kind: str, asks: bool, how: str
 ) -> None:
     """A trainer takes an epoch that was stopped for a whole one; its rest comes first when the run resumes."""
     more: dict[str, Any] = {"overfit_batches": 3, "limit_val_batches": 0} if how == "overfit" else {}
@@ -240,7 +241,7 @@ def test_a_fit_that_was_stopped_again_and_again_is_whole(
 @pytest.mark.parametrize("workers", [0, 1])
 @EVERY
 def test_the_batch_of_a_step_that_failed_comes_again(
-    new: Make, whole_of: Make, tmp_path: Path, kind: str, workers: int
+    new: Make, whole_of: Whole, tmp_path: Path, kind: str, workers: int
 ) -> None:
     whole = whole_of(kind).seen
     for number in (0, len(whole) // 3, len(whole) - 1):
@@ -394,7 +395,7 @@ def place_of(state: Any) -> tuple[int, int]:
     ),
 )
 def test_batches_taken_beside_a_fit_leave_its_position(
-    new: Make, whole_of: Make, tmp_path: Path, kind: str, hook: str, workers: int
+    new: Make, whole_of: Whole, tmp_path: Path, kind: str, hook: str, workers: int
 ) -> None:
     whole = whole_of(kind).seen
     stopped, path = trainer(max_steps=3), tmp_path / "stopped.ckpt"
@@ -413,7 +414,7 @@ def test_batches_taken_beside_a_fit_leave_its_position(
 @pytest.mark.parametrize("stage", ["test", "validate", "predict"])
 @EVERY
 def test_another_stage_with_an_older_checkpoint_leaves_the_position(
-    new: Make, whole_of: Make, tmp_path: Path, kind: str, stage: str
+    new: Make, whole_of: Whole, tmp_path: Path, kind: str, stage: str
 ) -> None:
     saving, module, model = Save(tmp_path), new(kind), Model()
     running = trainer(saving, max_steps=5)
@@ -430,7 +431,7 @@ def test_another_stage_with_an_older_checkpoint_leaves_the_position(
 @pytest.mark.parametrize("fails", [False, True])
 @EVERY
 def test_a_fit_after_a_validation_with_a_checkpoint_begins_anew(
-    new: Make, whole_of: Make, tmp_path: Path, kind: str, fails: bool
+    new: Make, whole_of: Whole, tmp_path: Path, kind: str, fails: bool
 ) -> None:
     class Failing(Callback):
         def on_validation_batch_start(self, *rest: Any) -> None:
@@ -455,7 +456,7 @@ def test_validation_sees_every_sample_in_one_order_every_time(new: Make, kind: s
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.nightly)])
 @EVERY
-def test_a_loop_of_ones_own_may_validate_with_a_trainer(new: Make, whole_of: Make, kind: str, workers: int) -> None:
+def test_a_loop_of_ones_own_may_validate_with_a_trainer(new: Make, whole_of: Whole, kind: str, workers: int) -> None:
     whole = [list(batch) for epoch, batch in whole_of(kind).seen if epoch == 0]
     module, seen, states = new(kind, workers), [], []
     module.setup("fit")
