@@ -11,6 +11,7 @@ from pathlib import Path
 FINDS = {
     "migrate webdataset": "choose/from-webdataset",
     "jupyter": "how-to/jupyter",
+    "special tokens": "how-to/data",
     "lightningcli": "how-to/config",
     "hydra": "how-to/config",
     "slurm array": "how-to/writing",

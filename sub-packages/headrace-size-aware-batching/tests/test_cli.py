@@ -100,6 +100,8 @@ def test_json_holds_what_the_sampler_reports(
         "2",
         "--max-length",
         "1000",
+        "--extra-per-sample",
+        "2",
         "--max-items",
         "40",
         "--balanced-ranks",
@@ -115,6 +117,7 @@ def test_json_holds_what_the_sampler_reports(
         rank=0,
         seed=3,
         max_length=1000,
+        extra_per_sample=2,
         max_items=40,
         balanced_ranks=4,
     )

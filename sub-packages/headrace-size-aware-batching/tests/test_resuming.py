@@ -127,6 +127,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: oth
     "oversize": [({}, "skip"), ({}, "own_batch"), ({}, "split"), (SPLIT, "own_batch")],
     "tail": [({}, "drop"), ({}, "pad")],
     "max_length": [({}, 50)],
+    "extra_per_sample": [({}, 2)],
     "curriculum": [(PADDED, 100), (PADDED | {"curriculum": 50}, 100)],
     "window": [({}, 50)],
     "balanced_ranks": [({}, 8), ({"balanced_ranks": 8}, 64), ({"balanced_ranks": 8}, 6)],

@@ -67,6 +67,7 @@ def loader(batches: Any) -> Any:
 MAKERS: dict[str, Callable[[], Any]] = {
     "stratified": by_size,
     "split": partial(by_size, oversize="split", max_length=20),
+    "special tokens": partial(by_size, extra_per_sample=2),
     "optimizer steps": lambda: OptimizerStepBatchSampler(SIZES, 180, tokens_per_step=700, num_replicas=2, rank=0),
     "curriculum": partial(by_size, cost="padded", curriculum=20),
     "blockwise": blockwise,

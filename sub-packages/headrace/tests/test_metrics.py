@@ -1,6 +1,7 @@
 """Figures for a logger: the batch sampler has the sizes, not the loader, and sources are mixed by tokens."""
 
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,43 @@ def test_a_truncated_sample_counts_as_long_as_it_is_delivered(module: bool) -> N
     assert found["data/fill"] <= 1
     ratio = found["data/tokens_per_second"] / found["data/samples_per_second"]
     assert ratio == pytest.approx(np.minimum(LENGTHS, 40).mean())
+
+
+@pytest.mark.parametrize("long", [{}, {"oversize": "split", "max_length": 20}])
+def test_special_tokens_count(long: dict[str, Any]) -> None:
+    batches: Any = DistributedSizeAwareBatchSampler(LENGTHS, extra_per_sample=2, **{**PADDED, **long})
+    pad = PaddedCollate()
+    data = SplitDataset(TEXTS)
+    loader = ResumableLoader(
+        data, batches, collate_fn=lambda texts: pad([torch.nn.functional.pad(t, (1, 1)) for t in texts])
+    )
+    found = read(loader)
+    n_samples = sum(map(len, batches.plan()))
+    tokens = sum(LENGTHS) + 2 * n_samples
+    assert found["data/fill"] == pytest.approx(found["cells"] / (len(loader) * 500))
+    assert found["data/padding"] == pytest.approx(1 - tokens / found["cells"])
+    assert found["data/tokens_per_second"] / found["data/samples_per_second"] == pytest.approx(tokens / n_samples)
+
+
+@pytest.mark.parametrize(("before", "now"), [(None, 2), (2, None), (2, 1)])
+def test_forgotten_special_tokens_count_from_a_resume_on(before: Any, now: Any) -> None:
+    def loader(extra: Any) -> ResumableLoader:
+        batches: Any = DistributedSizeAwareBatchSampler(LENGTHS, 500, extra_per_sample=extra, num_replicas=1, rank=0)
+        return ResumableLoader(range(len(LENGTHS)), batches, collate_fn=list)
+
+    begun, other = loader(before), loader(now)
+    seen = [*chain(*islice(begun, 3))]
+    with pytest.raises(ValueError, match="differs in extra_per_sample"):
+        other.load_state_dict(begun.state_dict())
+    other.load_state_dict(begun.state_dict(), accept={"extra_per_sample"})
+    rest = list(other)
+    assert sorted(chain(seen, *rest)) == list(range(len(LENGTHS)))
+    assert all(sum(LENGTHS[index] + (now or 0) for index in batch) <= 500 for batch in rest)
+    again = loader(now)
+    again.load_state_dict(other.state_dict())
+    again.set_epoch(1)
+    other.set_epoch(1)
+    assert list(again) == list(other)
 
 
 def test_pieces_of_long_samples_count_by_their_own_length() -> None:

@@ -85,6 +85,8 @@ class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
         rank: Rank of this process, likewise. ``"all"``: the batches of all ranks, step by step.
         mesh: In place of both: a 1-D ``DeviceMesh`` of the data-parallel ranks.
         max_length: Sizes count as at most this; the collate function has to cut the samples.
+        extra_per_sample: What each sample has in the model beside its size, such as special tokens, as in
+            `DistributedSizeAwareBatchSampler`.
         window: Samples that are planned together.
         balanced_ranks: Number of ranks for which steps have equal work, as in `DistributedSizeAwareBatchSampler`.
             Groups restart in each block, so some steps straddle two groups: a multiple of your number of ranks balances
@@ -132,6 +134,7 @@ class BlockwiseSizeAwareBatchSampler(SizeAwareSampler):
         rank: int | Literal["all"] | None = None,
         mesh: Mesh | None = None,
         max_length: float | Sequence[float | None] | None = None,
+        extra_per_sample: float | Sequence[float] | None = None,
         window: int | None = None,
         balanced_ranks: int | None = None,
         plan_cache: str | os.PathLike[str] | None = None,

@@ -25,6 +25,7 @@ PASSED_ON = (
     "cost",
     "max_items",
     "max_length",
+    "extra_per_sample",
     "batch_size_multiple",
     "length_multiple",
     "shapes",
@@ -65,6 +66,12 @@ def parser() -> Parser:
     add("--num-replicas", type=int, default=8, metavar="N", help="world size for steps and balance (default 8)")
     add("--max-items", type=int, metavar="N", help="maximum number of samples in a batch")
     add("--max-length", type=real, metavar="N", help="cap sizes at this (one column)")
+    add(
+        "--extra-per-sample",
+        type=budgets,
+        metavar="N",
+        help="what samples have beside their sizes, such as 2 special tokens; N,N,.. for several columns",
+    )
     add("--batch-size-multiple", type=int, default=1, metavar="N", help="batches hold a multiple of this many samples")
     add("--length-multiple", type=int, default=1, metavar="N", help="padded lengths are a multiple of this")
     add("--shapes", type=int, metavar="N", help="maximum number of (count, length) shapes of padded batches")

@@ -96,6 +96,10 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
         max_length: Sizes are capped at this; the collate function must truncate the samples. For sizes of shape ``[n,
             k]`` a sequence with a number or None for each column, such as ``(512, None)``. With ``oversize="split"`` it
             is the length of the longest piece, such as the context of a model; nothing is truncated.
+        extra_per_sample: What each sample has in the model beside its size, such as the special tokens of a tokenizer,
+            ``tokenizer.num_special_tokens_to_add()``. It is added to each size, and ``max_length`` caps the sum: it
+            includes them, as in a tokenizer. With ``oversize="split"`` each piece has it. For sizes of shape ``[n, k]``
+            a number for each column.
         curriculum: Number of steps, from the beginning of epoch 0, in which short samples come first. After a share t
             of these steps, samples come from the shortest share ``sqrt(t)`` (by ``work``, if given); afterwards from
             all. Every epoch has all samples; long ones come later in it. A step is one batch on each of the ranks with
@@ -155,6 +159,7 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
         rank: int | Literal["all"] | None = None,
         mesh: Mesh | None = None,
         max_length: float | Sequence[float | None] | None = None,
+        extra_per_sample: float | Sequence[float] | None = None,
         curriculum: int | None = None,
         window: int | None = None,
         balanced_ranks: int | None = None,

@@ -66,6 +66,8 @@ class OptimizerStepBatchSampler(PlannedSampler):
         max_length: Sizes are capped at this; the collate function must truncate the samples. For sizes of shape ``[n,
             k]`` a sequence with a number or None for each column. With ``oversize="split"`` it is the length of the
             longest piece.
+        extra_per_sample: What each sample, or piece of one, has in the model beside its size, such as special tokens;
+            ``tokens_per_step`` counts it. See `DistributedSizeAwareBatchSampler`.
         curriculum: Number of optimizer steps, from the beginning of epoch 0, in which short samples come first. Needs
             ``shuffle``; not with ``sampler``.
         work: Work of each sample, shape ``[n]``, in any unit, by which micro-batches are balanced over the ranks.
@@ -104,6 +106,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
         rank: int | Literal["all"] | None = None,
         mesh: Mesh | None = None,
         max_length: float | Sequence[float | None] | None = None,
+        extra_per_sample: float | Sequence[float] | None = None,
         curriculum: int | None = None,
         work: Any = None,
     ) -> None:

@@ -27,7 +27,8 @@ class BatchPlan:
         indices: Samples, batch by batch; int32 where that holds them, shape ``[samples]``. With ``oversize="split"`` a
             sample comes once for each of its pieces, which count as samples in all figures.
         offsets: Where each batch begins in ``indices`` and, last, where the last one ends, shape ``[batches + 1]``.
-        sizes: Size of every sample of the dataset, shape ``[n]`` or ``[n, k]``, in the user's unit.
+        sizes: Size of every sample of the dataset as the budget counts it, shape ``[n]`` or ``[n, k]``, in the user's
+            unit: with ``extra_per_sample`` and up to ``max_length``. Where samples are cut, the sizes that were given.
         budget: Largest cost of a batch; one entry for each column of sizes (a single one for a cost function).
         cost: ``"sum"``, ``"padded"`` or ``f(n, largest)``.
         oversize: Samples that exceed a budget by themselves.
@@ -40,6 +41,7 @@ class BatchPlan:
             longest sample.
         starts: Where each entry of ``indices`` begins in its sample; None where no sample is cut.
         lengths: How much of its sample it is, likewise.
+        extra: What each piece has beside its length, as do samples that are not cut; 0 where ``starts`` is None.
         steps: The optimizer steps of an `OptimizerStepBatchSampler`, else None.
         curriculum: Where a curriculum stands; None without one.
         max_items: Largest number of samples in a batch; None for no limit.
@@ -66,6 +68,7 @@ class BatchPlan:
     shapes: tuple[tuple[int, int], ...] | None = None
     starts: NDArray[np.int64] | None = None
     lengths: NDArray[Any] | None = None
+    extra: float = 0
     steps: OptimizerSteps | None = None
     curriculum: CurriculumReport | None = None
     max_items: int | None = None

@@ -80,7 +80,7 @@ class PlannedSampler(SizeAwareSampler):
 
     @property
     def sizes(self) -> NDArray[Any]:
-        """Sizes of the samples, read-only."""
+        """Sizes of the samples as they were given, read-only."""
         return self._planner.samples.sizes
 
     @property
@@ -102,6 +102,11 @@ class PlannedSampler(SizeAwareSampler):
     def max_length(self) -> tuple[float | None, ...]:
         """Limit of each column of sizes."""
         return self._planner.samples.max_length
+
+    @property
+    def extra_per_sample(self) -> tuple[float, ...]:
+        """What each sample has beside its size, in each column of sizes."""
+        return self._planner.samples.extra_per_sample
 
     @property
     def tail(self) -> Tail:
@@ -196,6 +201,7 @@ class PlannedSampler(SizeAwareSampler):
             shapes=None if shapes is None else shapes.pairs(),
             starts=None if pieces is None else pieces.starts[indices],
             lengths=None if pieces is None else pieces.lengths[indices],
+            extra=0 if pieces is None else samples.extra_per_sample[0],
             steps=plan.optimizer_steps,
             curriculum=None if shares is None else CurriculumReport(options.curriculum or 0, *shares),
             max_items=options.max_items,

@@ -17,6 +17,7 @@ from headrace.size_aware_batching.planning.distribution import autocorrelation, 
 from headrace.size_aware_batching.planning.pieces import shares_of
 from headrace.size_aware_batching.planning.shapes import Shapes
 from headrace.size_aware_batching.planning.units import round_up
+from headrace.size_aware_batching.sizes.read import effective_sizes
 
 if TYPE_CHECKING:
     from headrace.size_aware_batching.plan import BatchPlan
@@ -264,7 +265,7 @@ def planned_sizes(plan: BatchPlan) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the sizes that were planned, those of pieces where samples are cut, and the place of each entry there."""
     if plan.lengths is None:
         return plan.sizes, plan.indices
-    return plan.lengths, np.arange(len(plan.lengths))
+    return effective_sizes(plan.lengths, (plan.extra,), (None,)), np.arange(len(plan.lengths))
 
 
 def samples_of_plan(plan: BatchPlan) -> NDArray[np.float64]:

@@ -40,6 +40,7 @@ _OF_EVALUATION = (
     "length_multiple",
     "oversize",
     "max_length",
+    "extra_per_sample",
     "window",
 )
 # Arguments of a trainer that choose the batches themselves: what they must be, and what to do instead.

@@ -73,8 +73,8 @@ def fit_budget(
             weights, and use a separate ``GradScaler``.
         batches_of: Builds a batch, on the device, of the samples with these indices, int64, shape ``[n]``, such as
             ``lambda indices: collate([dataset[i] for i in indices])``. Indices may repeat.
-        sizes: Size of each sample, as `DistributedSizeAwareBatchSampler` counts it: at most its ``max_length`` and
-            rounded up to its ``length_multiple``, if it has these.
+        sizes: Size of each sample, as `DistributedSizeAwareBatchSampler` counts it: with its ``extra_per_sample``, at
+            most its ``max_length`` and rounded up to its ``length_multiple``, if it has these.
         device: The CUDA device, or a ``SimulatedMemory``.
         target: Share of the device's memory for batches; the rest is ``reserve`` in the model's ``budget``.
         model: The model that ``step`` trains. If ``model`` and ``optimizer`` are given, weights, optimizer state and

@@ -14,6 +14,7 @@ from headrace.size_aware_batching.memory.peaks import describe
 from headrace.size_aware_batching.memory.snapshot import Optimizers, as_optimizers, unchanged
 from headrace.size_aware_batching.planning.gather import gather_json
 from headrace.size_aware_batching.planning.pieces import as_indices, sizes_of
+from headrace.size_aware_batching.sizes.read import effective_sizes
 
 
 def run_worst_batches(
@@ -85,7 +86,8 @@ def raise_if_out_of_memory(
         return
     free_memory()
     rank = next(rank for rank, answer in enumerate(answers) if answer is not None)
-    sizes = describe(sizes_of(batch, sampler.sizes))
+    counted = effective_sizes(sizes_of(batch, sampler.sizes), sampler.extra_per_sample, sampler.max_length)
+    sizes = describe(counted)
     shown = f"{batch[:10]}{' ...' if len(batch) > 10 else ''}"
     raise torch.OutOfMemoryError(
         f"the epoch would run out of memory: batch {number} of its most expensive ones, "

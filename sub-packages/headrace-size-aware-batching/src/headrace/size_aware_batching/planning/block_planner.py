@@ -37,7 +37,7 @@ from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, all_are_skipped, prepare, skipped_warning
 from headrace.size_aware_batching.planning.states import STATE_VERSION, checked_state, refuse_other_settings
 from headrace.size_aware_batching.planning.strategies import BatchLists
-from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes
+from headrace.size_aware_batching.sizes.read import column_extras, column_limits, effective_sizes, read_sizes
 
 SHARDS, ORDER = 7, 8  # what keys are for: the order of all shards, and that of an epoch's blocks
 CURE = "cut them in the collate function and count them so with max_length=, or choose oversize='skip' or 'own_batch'"
@@ -117,6 +117,7 @@ class BlockPlanner:
             "seed": seed,
             "tail": options.tail,
             "max_length": options.max_length,
+            "extra_per_sample": options.extra_per_sample,
         }
         self.fingerprint = fingerprint(self._parts)
         self._even_counts = options.sorts or not options.shuffle  # as many batches in every epoch
@@ -213,20 +214,22 @@ class BlockPlanner:
         """Read the sizes of a block."""
         sizes, checksum = read_block(self.blocks, number, self.sizes_of)
         self._expect(number, checksum)
-        capped = capped_sizes(sizes, column_limits(self.options.max_length, 1 if sizes.ndim == 1 else sizes.shape[1]))
+        columns = 1 if sizes.ndim == 1 else sizes.shape[1]
+        extras = column_extras(self.options.extra_per_sample, columns)
+        counted = effective_sizes(sizes, extras, column_limits(self.options.max_length, columns))
         options = replace(self.options, oversize="skip") if self.options.oversize == "raise" else self.options
-        prepared = prepare(capped, self.options.max_total_size, options)
+        prepared = prepare(counted, self.options.max_total_size, options)
         over = self.blocks.samples(int(self.blocks.starts[number]) + prepared.oversize)
         if self.options.oversize == "raise" and len(over):
-            sample, size = int(over[0]), capped[prepared.oversize[0]].tolist()
+            sample, size = int(over[0]), counted[prepared.oversize[0]].tolist()
             raise ValueError(
                 f"sizes must not exceed max_total_size={shown(self.options.max_total_size)}, got {len(over)} of "
-                f"{len(capped):,} samples of a block that do so by themselves (sample {sample} has size "
-                f"{shown(size)}{', ...' if len(over) > 1 else ''}): {CURE}"
+                f"{len(counted):,} samples of a block that do so by themselves (sample {sample} has size "
+                f"{shown(size)}{self.options.size_note}{', ...' if len(over) > 1 else ''}): {CURE}"
             )
         if self.options.oversize == "skip":
             self.skipped[number] = np.sort(over)
-        return capped, prepared
+        return counted, prepared
 
     def planned_block(self, number: int) -> PlannedBlock:
         """Return the plan of a block; the one before makes way for it."""

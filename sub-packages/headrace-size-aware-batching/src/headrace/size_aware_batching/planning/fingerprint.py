@@ -9,6 +9,7 @@ import numpy as np
 from headrace.size_aware_batching._shared.digest import array_digest, text_digest
 
 WHOLE, PART = 32, 4  # hex digits
+OPTIONAL = ("extra_per_sample",)  # parts, the last ones, that a fingerprint has where one of them is given
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:
@@ -16,7 +17,7 @@ def fingerprint(parts: Mapping[str, Any]) -> str:
 
     Equal parts give equal fingerprints, whatever integer or real type they come in.
     """
-    digests = [digest(value) for value in parts.values()]
+    digests = [digest(value) for value in _without_optional(parts).values()]
     return text_digest("".join(digests)) + "".join(each[:PART] for each in digests)
 
 
@@ -27,7 +28,8 @@ def digest(value: Any) -> str:
 
 def has_parts(parts: Mapping[str, Any], other: Any) -> bool:
     """Return whether a fingerprint may be one of these parts, with other values."""
-    return isinstance(other, str) and len(other) == WHOLE + PART * len(parts)
+    lengths = {WHOLE + PART * len(parts), WHOLE + PART * len(parts.keys() - {*OPTIONAL})}
+    return isinstance(other, str) and len(other) in lengths
 
 
 def differing(parts: Mapping[str, Any], own: str, other: str) -> list[str]:
@@ -37,8 +39,17 @@ def differing(parts: Mapping[str, Any], own: str, other: str) -> list[str]:
     >>> differing(parts, fingerprint(parts), fingerprint({"budget": 6, "seed": 0}))
     ['budget']
     """
-    digits = [slice(start, start + PART) for start in range(WHOLE, WHOLE + PART * len(parts), PART)]
+    stop = WHOLE + PART * len(parts)
+    own, other = (each + digest(None)[:PART] * ((stop - len(each)) // PART) for each in (own, other))
+    digits = [slice(start, start + PART) for start in range(WHOLE, stop, PART)]
     return [name for name, each in zip(parts, digits, strict=True) if own[each] != other[each]]
+
+
+def _without_optional(parts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parts, without those that are optional where none of these is given."""
+    if any(parts.get(name) is not None for name in OPTIONAL):
+        return parts
+    return {name: value for name, value in parts.items() if name not in OPTIONAL}
 
 
 def canonical(value: Any) -> Any:

@@ -13,6 +13,7 @@ from headrace.size_aware_batching.planning.costs import COSTS, Cost, CostFunctio
 from headrace.size_aware_batching.planning.limits import plain_budget
 from headrace.size_aware_batching.planning.shapes import checked_shapes
 from headrace.size_aware_batching.planning.token_schedule import TokenSchedule
+from headrace.size_aware_batching.sizes.read import plain_extra
 
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Tail = Literal["split", "pad", "drop"]
@@ -36,11 +37,13 @@ CHANGEABLE = (  # arguments that a run may change; in the order of the signature
     "oversize",
     "tail",
     "max_length",
+    "extra_per_sample",
     "curriculum",
     "window",
     "balanced_ranks",
     "tokens_per_step",
 )
+RECORDED_IF_GIVEN = ("extra_per_sample",)  # None where a record has none
 DATA = "data"  # samples that were appended
 FUNCTION = "a function"  # in records, in place of one
 _KEEPS_ORDER = ", which keeps the order of the samples"
@@ -137,6 +140,11 @@ class Options:
         return self.balanced_ranks or first_world
 
     @property
+    def size_note(self) -> str:
+        """What to say behind a size."""
+        return ""
+
+    @property
     def batch_cost(self) -> Cost:
         """The cost of a batch."""
         return as_cost(self.cost, self.length_multiple)
@@ -184,6 +192,7 @@ class SamplerOptions(Options):
     max_total_size: Any = None
     tail: Tail = "split"
     max_length: Any = None
+    extra_per_sample: Any = None
     tokens_per_step: Any = None
     accumulate: int | None = None
 
@@ -194,6 +203,7 @@ class SamplerOptions(Options):
         if self.tokens_per_step is not None:
             object.__setattr__(self, "tokens_per_step", TokenSchedule.from_argument(self.tokens_per_step).value)
         object.__setattr__(self, "max_total_size", plain_budget(self.max_total_size))
+        object.__setattr__(self, "extra_per_sample", plain_extra(self.extra_per_sample))
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> SamplerOptions:
@@ -207,10 +217,18 @@ class SamplerOptions(Options):
         """Tokens of each optimizer step."""
         return None if self.tokens_per_step is None else TokenSchedule.from_argument(self.tokens_per_step)
 
+    @property
+    def size_note(self) -> str:
+        """What to say behind a size that is more than a user gave."""
+        return (
+            f", extra_per_sample={shown(self.extra_per_sample)} included" if self.extra_per_sample is not None else ""
+        )
+
     def recorded(self, max_length: Any) -> dict[str, Any]:
         """Return the arguments that may change, in JSON; a function is recorded as such."""
         own = {**vars(self), "max_length": max_length}
-        return {name: as_json(FUNCTION if callable(own[name]) else own[name]) for name in CHANGEABLE}
+        names = [name for name in CHANGEABLE if name not in RECORDED_IF_GIVEN or own[name] is not None]
+        return {name: as_json(FUNCTION if callable(own[name]) else own[name]) for name in names}
 
     def changed(self, recorded: Mapping[str, Any]) -> SamplerOptions:
         """Return the arguments with others that a record has."""

@@ -122,8 +122,10 @@ def pieces_of(sizes: NDArray[Any], longest: float) -> Pieces:
     return Pieces(samples, starts, np.minimum(length, whole[samples] - starts), whole, ends)
 
 
-def longest_piece(sizes: NDArray[Any], budget: Budget, cost: Cost, max_length: Number | None = None) -> float:
-    """Return the largest whole size that fits a batch by itself and is no more than ``max_length``.
+def longest_piece(
+    sizes: NDArray[Any], budget: Budget, cost: Cost, max_length: Number | None = None, extra: Number = 0
+) -> float:
+    """Return the largest whole size that, with the extra of each piece, fits a batch and is at most ``max_length``.
 
     Infinity where all sizes are within both.
     """
@@ -133,17 +135,18 @@ def longest_piece(sizes: NDArray[Any], budget: Budget, cost: Cost, max_length: N
         )
 
     def fits(size: int) -> bool:
-        return not len(cost.prepare(np.array([size]), budget)[2])
+        return not len(cost.prepare(np.array([size + extra]), budget)[2])
 
     largest = math.ceil(sizes.max(initial=0))
-    most = largest if max_length is None else min(largest, math.floor(max_length))
+    most = largest if max_length is None else min(largest, math.floor(max_length - extra))
     if most == largest and (not largest or fits(largest)):
         return math.inf
     if not bool((sizes == np.floor(sizes)).all()):
         raise ValueError(f"oversize='split' needs whole sizes, got {sizes.dtype} with fractions: give lengths")
     if most < 1 or not fits(1):
         limit = f"max_total_size={shown(budget)}" if most >= 1 else f"max_length={max_length}"
-        raise ValueError(f"oversize='split' needs room for a piece of size 1, got {limit}")
+        beside = f" and extra_per_sample={extra}" if extra else ""
+        raise ValueError(f"oversize='split' needs room for a piece of size 1, got {limit}{beside}")
     low, high = 1, most  # a batch of one sample costs no less when the sample grows
     while low < high:
         middle = (low + high + 1) // 2

@@ -20,7 +20,12 @@ from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
 from headrace.size_aware_batching.planning.list_plan import ListPlan
-from headrace.size_aware_batching.planning.options import CHANGEABLE, SamplerOptions, change_within_epoch_error
+from headrace.size_aware_batching.planning.options import (
+    CHANGEABLE,
+    RECORDED_IF_GIVEN,
+    SamplerOptions,
+    change_within_epoch_error,
+)
 from headrace.size_aware_batching.planning.order import SliceOrder, built_in_order
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.prepared import (
@@ -41,6 +46,7 @@ from headrace.size_aware_batching.planning.user_sampler import (
 )
 
 CACHE_SIZE = 2  # plans of a planner, as a report compares two epochs; and planners of other settings
+ABSENT: dict[str, Any] = dict.fromkeys(RECORDED_IF_GIVEN)
 SizeAwarePlan: TypeAlias = ListPlan | TokenPlan
 
 
@@ -124,7 +130,7 @@ class SizeAwarePlanner:
 
     def at(self, settings: Mapping[str, Any]) -> SizeAwarePlanner:
         """Return the planner for recorded settings."""
-        options = {**self._arguments, **_known(settings["options"]), "accumulate": settings.get("accumulate")}
+        options = {**self._arguments, **ABSENT, **_known(settings["options"]), "accumulate": settings.get("accumulate")}
         n, excluded = settings.get("n", len(self.samples)), tuple(settings.get("exclude", ()))
         mixed = Mixed(settings.get("mixture", self.mixed.mixture), tuple(settings.get("reweight", ())))
         if n > len(self.samples) or max(excluded, default=0) >= max(1, len(self.samples)):
@@ -158,7 +164,7 @@ class SizeAwarePlanner:
 
     @cached_property
     def _arguments(self) -> dict[str, Any]:
-        return {**self.recorded_options, "accumulate": self.options.accumulate}
+        return {**ABSENT, **self.recorded_options, "accumulate": self.options.accumulate}
 
     # Plans.
 
@@ -437,6 +443,7 @@ class SizeAwarePlanner:
             "max_length": self.max_length,
             "work": samples.work,
             "tokens_per_step": self.options.tokens_per_step,
+            "extra_per_sample": self.options.extra_per_sample,
         }
 
     @property
@@ -489,6 +496,7 @@ def _refuse_other_pieces(before: Pieces | None, now: Pieces | None) -> None:
         return
     if before is None or now is None or not np.array_equal(before.starts, now.starts[: len(before.starts)]):
         raise ValueError(
-            "oversize='split' allows what changes the pieces (max_total_size, max_length, cost) at the beginning of an "
-            "epoch only: give max_length, the longest piece, so that another budget leaves the pieces as they are"
+            "oversize='split' allows what changes the pieces (max_total_size, max_length, extra_per_sample, cost) at "
+            "the beginning of an epoch only: give max_length, the longest piece, so that another budget leaves the "
+            "pieces as they are"
         )

@@ -15,7 +15,13 @@ from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, 
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
 from headrace.size_aware_batching.planning.prepared import without
 from headrace.size_aware_batching.planning.size_facts import SizeFacts
-from headrace.size_aware_batching.sizes.read import capped_sizes, column_limits, read_sizes, work_vector
+from headrace.size_aware_batching.sizes.read import (
+    column_extras,
+    column_limits,
+    effective_sizes,
+    read_sizes,
+    work_vector,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Samples:
         sizes: Checked, and safe from changes.
         work: What steps are balanced by, shape ``[n]``; None where it follows from the sizes.
         max_length: Limit of each column.
+        extra_per_sample: What a sample, or a piece of one, has beside its size in each column.
         pieces: Of long samples, with ``oversize="split"``.
         facts: Facts of all sizes.
         cache: Keeps sorted samples.
@@ -34,6 +41,7 @@ class Samples:
     sizes: NDArray[Any]
     work: NDArray[np.float64] | None
     max_length: tuple[float | None, ...]
+    extra_per_sample: tuple[float, ...]
     pieces: Pieces | None
     facts: SizeFacts
     cache: PlanCache | None
@@ -54,12 +62,14 @@ class Samples:
     ) -> Samples:
         """Return samples of sizes that were read before."""
         sizes = facts.sizes
-        max_length = tuple(column_limits(options.max_length, 1 if sizes.ndim == 1 else sizes.shape[1]))
+        columns = 1 if sizes.ndim == 1 else sizes.shape[1]
+        max_length = column_limits(options.max_length, columns)
+        extras = column_extras(options.extra_per_sample, columns)
         pieces = None
         if options.oversize == "split":
-            longest = longest_piece(sizes, options.max_total_size, options.batch_cost, max_length[0])
+            longest = longest_piece(sizes, options.max_total_size, options.batch_cost, max_length[0], extras[0])
             pieces = None if math.isinf(longest) else pieces_of(sizes, longest)
-        return cls(sizes, work, max_length, pieces, facts, cache)
+        return cls(sizes, work, max_length, extras, pieces, facts, cache)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -74,8 +84,9 @@ class Samples:
 
     @property
     def to_plan(self) -> NDArray[Any]:
-        """Sizes of what is planned: capped, or those of the pieces."""
-        return capped_sizes(self.sizes, self.max_length) if self.pieces is None else self.pieces.lengths
+        """Sizes of what is planned, samples or pieces, as budgets count them."""
+        sizes = self.sizes if self.pieces is None else self.pieces.lengths
+        return effective_sizes(sizes, self.extra_per_sample, self.max_length if self.pieces is None else (None,))
 
     @property
     def planned_work(self) -> NDArray[np.float64] | None:

@@ -14,7 +14,7 @@ from headrace.size_aware_batching._shared.run import SamplerAdapter
 from headrace.size_aware_batching._shared.state_mismatch import StateMismatchError
 from headrace.size_aware_batching._validation import checked_epoch, shortlist
 from headrace.size_aware_batching.planning.fingerprint import differing, has_parts
-from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, FUNCTION
+from headrace.size_aware_batching.planning.options import CHANGEABLE, DATA, FUNCTION, RECORDED_IF_GIVEN
 
 STATE_VERSION = 1  # raised when a key changes, or the same state stands for other batches
 STATE = ("version", "seed", "epoch", "position", "fingerprint")
@@ -97,7 +97,7 @@ def settings_changed(
     parts, settings = planner.fingerprint_parts(), planner.settings
     if not has_parts(parts, other):
         raise StateMismatchError(f"{_EXPECTED} that {_OTHER_CLASS[0]}", _OTHER_CLASS[1], ["version"])
-    n, options = settings["n"], recorded["options"]
+    n, options = settings["n"], {**dict.fromkeys(RECORDED_IF_GIVEN), **recorded["options"]}
     n_recorded = recorded.get("n", n)
     grew = n_recorded < n or (n_recorded == n and planner.user_sampler.has_other_sources(recorded))
     # Which function it was, a state does not say.

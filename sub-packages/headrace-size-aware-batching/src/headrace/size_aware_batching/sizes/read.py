@@ -174,6 +174,61 @@ def column_limits(max_length: Any, columns: int) -> tuple[Number | None, ...]:
     return tuple(None if limit is None or limit >= UNLIMITED else limit for limit in limits)
 
 
+def plain_extra(extra_per_sample: Any) -> Number | list[Number] | None:
+    """Return what samples have beside their sizes as a plain number, or one for each column; None for nothing.
+
+    >>> plain_extra(np.int64(2)), plain_extra((2, 0)), plain_extra(0)
+    (2, [2, 0], None)
+    """
+    values: Any = 0 if extra_per_sample is None else extra_per_sample
+    if isinstance(values, np.ndarray | torch.Tensor):
+        values = values.tolist()
+    several = isinstance(values, Sequence) and not isinstance(values, str)
+    numbers = [real_number(value, "extra_per_sample") for value in (values if several else [values])]
+    for number in numbers:
+        if not 0 <= number < UNLIMITED:
+            raise ValueError(f"extra_per_sample must be a number >= 0 and below 2**62, got {number}")
+    return (numbers if len(numbers) > 1 else numbers[0]) if any(numbers) else None
+
+
+def column_extras(extra_per_sample: Number | list[Number] | None, columns: int) -> tuple[Number, ...]:
+    """Return what samples have beside their sizes in each column.
+
+    >>> column_extras(None, 2), column_extras(2, 1), column_extras([2, 0], 2)
+    ((0, 0), (2,), (2, 0))
+    """
+    if extra_per_sample is None:
+        return (0,) * columns
+    values = tuple(extra_per_sample) if isinstance(extra_per_sample, list) else (extra_per_sample,)
+    if len(values) != columns and columns == 1:
+        raise ValueError(f"extra_per_sample must be a single number for sizes of one column, got {shown(values)}")
+    if len(values) != columns:
+        raise ValueError(
+            f"extra_per_sample must have one number for each of the {columns} columns of sizes, got "
+            f"{shown(extra_per_sample)}: give 0 for a column without, such as extra_per_sample=(2, 0)"
+        )
+    return values
+
+
+def effective_sizes(sizes: NDArray[Any], extras: tuple[Number, ...], limits: tuple[Number | None, ...]) -> NDArray[Any]:
+    """Return the sizes as budgets count them: each column with its extra, at most its limit; the array itself if equal.
+
+    >>> effective_sizes(np.array([5, 9]), (2,), (10,)).tolist()
+    [7, 10]
+    """
+    return capped_sizes(_larger_sizes(sizes, extras) if any(extras) else sizes, limits)
+
+
+def _larger_sizes(sizes: NDArray[Any], extras: tuple[Number, ...]) -> NDArray[Any]:
+    largest, extra = sizes.max(initial=0).item(), max(extras)
+    if largest + extra >= UNLIMITED:
+        raise ValueError(f"extra_per_sample must leave sizes below 2**62, got {extra} beside a size of {largest}")
+    if sizes.dtype.kind == "f" or not all(float(number).is_integer() for number in extras):
+        return np.asarray(sizes + np.array(extras, np.float64))
+    kind = sizes.dtype if largest + extra <= np.iinfo(sizes.dtype).max else np.dtype(np.int64)
+    return np.asarray(np.add(sizes, np.array([int(number) for number in extras], kind), dtype=kind))
+
+
 def capped_sizes(sizes: NDArray[Any], limits: tuple[Number | None, ...]) -> NDArray[Any]:
     """Return the sizes with each column clipped to its limit; without limits, the array itself.
 

@@ -148,8 +148,10 @@ class RunRecord:
             for name, value in settings.items()
             if name in _OVERWRITTEN and before.get(name, False if name == "all" else None) != value
         }
-        options = settings.get("options", {})
-        if changed := {name: value for name, value in options.items() if before["options"].get(name, self) != value}:
+        options = settings.get("options", before["options"])
+        changed = {name: value for name, value in options.items() if before["options"].get(name, self) != value}
+        changed |= {name: None for name, old in before["options"].items() if name not in options and old is not None}
+        if changed:
             new["options"] = changed
         excluded_before = set(before["exclude"])
         if excluded := [index for index in settings.get("exclude", ()) if index not in excluded_before]:

@@ -497,6 +497,14 @@ def longest_of(batch_sampler: Any) -> float:
     return float(longest) if isinstance(longest, int | float) else math.inf
 
 
+def extra_of(batch_sampler: Any) -> float:
+    """What a batch sampler counts of each sample beside its size, such as special tokens."""
+    extra: Any = getattr(batch_sampler, "extra_per_sample", None) if counts_sizes(batch_sampler) else None
+    if isinstance(extra, Sequence) and extra:
+        extra = extra[0]
+    return float(extra) if isinstance(extra, int | float) else 0.0
+
+
 def budget_of(batch_sampler: Any) -> tuple[Any, float | None]:
     """The cost of a batch, such as "sum", and its budget, the first one of several; None where it does not say."""
     cost = getattr(getattr(batch_sampler, "options", None), "cost", None)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.display import counted, never_raises
-from headrace.webdatamodule.loading.batch_plans import longest_of, samples_of, sizes_of
+from headrace.webdatamodule.loading.batch_plans import extra_of, longest_of, samples_of, sizes_of
 from headrace.webdatamodule.loading.batch_reading import SkippedSample
 from headrace.webdatamodule.loading.sample_places import describe_sample, find_sources, source_names
 from headrace.webdatamodule.loading.sizes import check_sizes
@@ -187,7 +187,7 @@ class DeliveryStats:
         self._name, self._dataset = name, dataset
         self._names = source_names(dataset, name)
         self._sizes = self._one_column(sizes)
-        self._longest = math.inf
+        self._longest, self._extra = math.inf, 0.0
         self._indices, self._lengths = array("q"), list[int]()  # all indices in a row, and how many each batch has
         self._parts: dict[int, int] = {}  # sizes of pieces, by their place among these indices
         self._counts = np.zeros(len(self._names), np.int64)
@@ -205,15 +205,15 @@ class DeliveryStats:
         return checked[:, 0] if checked is not None and checked.ndim == 2 else checked
 
     def count_as(self, batch_sampler: Any) -> None:
-        """Count samples as a batch sampler does: by its sizes, where none were given, and up to its longest."""
+        """Count samples as a batch sampler does: by its sizes, where none were given, its extra and its longest."""
         if self._sizes is None:
             self._sizes = self._one_column(sizes_of(batch_sampler))
-        self._longest = longest_of(batch_sampler)
+        self._longest, self._extra = longest_of(batch_sampler), extra_of(batch_sampler)
 
     def emptied(self) -> DeliveryStats:
         """The same without any batch."""
         other = DeliveryStats(self._name, self._dataset, self._sizes, self.rank)
-        other._longest = self._longest
+        other._longest, other._extra = self._longest, self._extra
         return other
 
     def skip(self, sample: SkippedSample) -> bool:
@@ -247,7 +247,7 @@ class DeliveryStats:
             longest = float(self._sizes[indices].max())
         except IndexError:  # pieces
             longest = float(max(getattr(key, "length", None) or self._sizes[int(key)] for key in indices))
-        return min(longest, self._longest)
+        return min(longest + self._extra, self._longest)
 
     def add_remote(self, traffic: Sequence[int], *, late: bool) -> None:
         """Count what a batch from another machine took, and whether the loop waited for it."""
@@ -341,8 +341,9 @@ class DeliveryStats:
         sources = find_sources(self._dataset, indices)
         self._counts += np.bincount(sources, minlength=len(self._names))
         if self._sizes is not None and len(indices):
-            sizes = np.minimum(self._sizes[indices].astype(np.float64), self._longest)
+            sizes = self._sizes[indices].astype(np.float64)
             sizes[list(parts)] = list(parts.values())
+            sizes = np.minimum(sizes + self._extra, self._longest)
             begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]
             self._tokens += np.bincount(sources, sizes, minlength=len(self._names))
             self._padded += float((np.maximum.reduceat(sizes, begins) * lengths[lengths > 0]).sum())
