@@ -28,12 +28,12 @@ class BaseDataModule(lightning.LightningDataModule):
         self._loaders: dict[Split, Any] = {}
         self._in_stage = False  # of a trainer
         self._fit_loop: FitLoop | None = None
-        self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
-        self._copied: dict[str, Any] | None = None  # the state of its original, if that had a train loader
-        self._left: dict[
+        self._resume_state: dict[str, Any] | None = None  # of the checkpoint to resume from
+        self._copied_state: dict[str, Any] | None = None  # the state of its original, if that had a train loader
+        self._last_fit_state: dict[
             str, Any
         ] = {}  # of a fit that is over, for a checkpoint that is saved after it, and its trainer's next fit
-        self._continues = False  # whether `_saved` is that of the trainer's fit before
+        self._same_trainer = False  # whether `_resume_state` is that of the trainer's fit before
 
     def _open(self, split: Split) -> None:
         raise NotImplementedError
@@ -69,7 +69,7 @@ class BaseDataModule(lightning.LightningDataModule):
         """What a copy has: all but the loaders. Its train loader continues at the position, outside of a fit."""
         kept = {**vars(self), "_loaders": {}, "_fit_loop": None, "_in_stage": False}
         if Split.train in self._loaders:
-            kept["_copied"] = self.state_dict()
+            kept["_copied_state"] = self.state_dict()
         if self._in_stage:
             kept["trainer"] = None
         return kept
@@ -109,15 +109,15 @@ class BaseDataModule(lightning.LightningDataModule):
             self._close(train=stage == "fit")
             self._in_stage = True
         if stage == "fit":
-            left, self._left = self._left, {}
+            left, self._last_fit_state = self._last_fit_state, {}
             if self.trainer is not None:
-                self._copied = None  # as the loader of the other module would be closed
+                self._copied_state = None  # as the loader of the other module would be closed
             if self._fit_loop is not None:  # of a fit that was never torn down
                 self._fit_loop.give_back()
             self._fit_loop = None if self.trainer is None else FitLoop(self)
             if left and self.trainer is not None and self.trainer.global_step and self.trainer.ckpt_path is None:
                 self.load_state_dict(left)
-                self._continues = True
+                self._same_trainer = True
         self._need(needed, f"{stage}()")
         for split in (needed, Split.val) if stage == "fit" else (needed,):
             if self._has(split):
@@ -142,7 +142,7 @@ class BaseDataModule(lightning.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the train loader and of its trainer; a trainer saves it in its checkpoints."""
         if (loader := self._loaders.get(Split.train)) is None:
-            return self._copied or self._saved or self._left
+            return self._copied_state or self._resume_state or self._last_fit_state
         trainer = None
         if self._fit_loop is not None and self._fit_loop.trainer is not None:  # None beside other loaders, too
             trainer = self._fit_loop.epochs.state_dict(loader)
@@ -162,7 +162,7 @@ class BaseDataModule(lightning.LightningDataModule):
         """
         if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
             return
-        self._saved, self._copied, self._continues = dict(state_dict) or None, None, False
+        self._resume_state, self._copied_state, self._same_trainer = dict(state_dict) or None, None, False
         if self._fit_loop is not None and "trainer" in state_dict:
             self._fit_loop.load_state_dict(state_dict["trainer"])
         if Split.train in self._loaders:
@@ -182,9 +182,9 @@ class BaseDataModule(lightning.LightningDataModule):
     def _end(self) -> None:
         if self._fit_loop is not None:
             self._fit_loop.give_back()
-        self._left = self.state_dict()
+        self._last_fit_state = self.state_dict()
         self._close(train=not self._in_stage or self._fit_loop is not None)
-        self._in_stage, self._saved, self._copied, self._fit_loop = False, None, None, None
+        self._in_stage, self._resume_state, self._copied_state, self._fit_loop = False, None, None, None
 
     def _close(self, *, train: bool) -> None:
         """Close the loaders; that of the train split, which a loop of one's own may read, if `train` says so."""
@@ -198,7 +198,7 @@ class BaseDataModule(lightning.LightningDataModule):
         if split not in self._loaders:
             loader = self._make_loader(split)
             if split is Split.train:
-                copied, self._copied = self._copied, None
+                copied, self._copied_state = self._copied_state, None
                 if copied is None:
                     self._resume(loader)
                 else:

@@ -212,9 +212,9 @@ class WebDataModule(BaseDataModule):
         return "" if options is None else f"global_batch_size={options.global_batch_size}"
 
     def _resume(self, loader: StreamLoader) -> None:
-        if self._saved is not None:
-            loader._restore(self._saved["train"])
-            self._saved = None
+        if self._resume_state is not None:
+            loader._restore(self._resume_state["train"])
+            self._resume_state = None
 
     def _open(self, split: Split) -> None:
         self._datasets[split] = open_stream(self._options[split])

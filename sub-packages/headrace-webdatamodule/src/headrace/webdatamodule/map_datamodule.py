@@ -393,14 +393,14 @@ class MapDataModule(BaseDataModule):
         super()._end()
 
     def _resume(self, loader: ResumableLoader) -> None:
-        if self._saved is None:
+        if self._resume_state is None:
             return
-        train = self._saved["train"]
+        train = self._resume_state["train"]
         if self._resized and isinstance(train, Mapping) and train.get("epoch") == train.get("steps") == 0:
             return  # the batch-size finder goes back to where it began, and nothing had been read
-        accept = self._accept | ({"batch_size"} if self._continues and self._resized else set())
+        accept = self._accept | ({"batch_size"} if self._same_trainer and self._resized else set())
         own = {name: value for name, value in self._options.items() if name not in accept}
-        changed = differences(self._saved.get("options"), own)
+        changed = differences(self._resume_state.get("options"), own)
         cure: Any = "resume with the options it was saved with, or start without the checkpoint"
         if changed and self._unnamed:
             raise ValueError(f"the checkpoint does not fit: {changed}; {cure}")

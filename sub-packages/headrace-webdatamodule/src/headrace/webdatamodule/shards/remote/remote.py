@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from headrace.webdatamodule._arguments import check_seconds
 from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.format.files import output_directory
 from headrace.webdatamodule.shards.index.build import index_each
@@ -30,7 +29,7 @@ from headrace.webdatamodule.shards.remote.indexing import index_tars
 from headrace.webdatamodule.shards.stores.checked import CheckedStore
 from headrace.webdatamodule.shards.stores.fsspec import MAX_CONNECTIONS, FsspecStore
 from headrace.webdatamodule.shards.stores.obstore import ObstoreFirst, ObstoreStore, make_store
-from headrace.webdatamodule.shards.stores.retries import RetryPolicy
+from headrace.webdatamodule.shards.stores.retries import RetryPolicy, check_seconds
 from headrace.webdatamodule.shards.stores.store import Store
 from headrace.webdatamodule.shards.urls import Secrets, file_name, redacted
 

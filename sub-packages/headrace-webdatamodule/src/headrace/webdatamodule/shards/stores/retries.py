@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
-from headrace.webdatamodule._arguments import check_seconds
 from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.shards.errors import ShardError
 
@@ -64,6 +63,13 @@ class RetryPolicy:
         """Seconds to wait after so many attempts."""
         wait = min(self.max_backoff, self.backoff * 2.0 ** (attempts - 1))
         return wait * _CHANCE.uniform(1, 1.5)
+
+
+def check_seconds(name: str, value: object, *, above: bool = False) -> None:
+    """Refuse what is no number of seconds, 0 or more, or `above` 0."""
+    seconds = float(value) if isinstance(value, SupportsFloat) else -1.0
+    if not (seconds > 0 if above else seconds >= 0):
+        raise ValueError(f"{name} must be seconds {'>' if above else '>='} 0, got {value!r}")
 
 
 def is_transient(error: BaseException) -> bool:
