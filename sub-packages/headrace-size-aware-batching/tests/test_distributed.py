@@ -440,7 +440,7 @@ def test_a_cost_that_rises_in_the_middle_is_refused_and_hangs_nobody() -> None:
 
 def test_too_few_samples_for_the_ranks_are_repeated_and_named() -> None:
     sampler = DistributedSizeAwareBatchSampler([5, 6, 7], 10, num_replicas=5, rank=0)
-    with pytest.warns(UserWarning, match=r"tail='split': .* on each of 5 ranks; 2 ranks repeat samples \["):
+    with pytest.warns(UserWarning, match=r"tail='split': .* on each of 5 ranks; samples are repeated on 2 ranks: \["):
         list(sampler)
 
 

@@ -71,7 +71,7 @@ def test_a_report_prints_as_a_table() -> None:
     reports = {name: DistributedSizeAwareBatchSampler(SIZES, 500).report() for name in ("one", "other")}
     lines = table(reports).splitlines()
     assert lines[0].split() == ["one", "other"]
-    assert len(lines) == 1 + len(PlanReport.__dataclass_fields__) - 1, "budget and budgets are one line"
+    assert len(lines) == 1 + len(PlanReport.__dataclass_fields__) - 4, "size and sizes are one line, and so on"
     assert str(reports["one"]).splitlines()[2].split() == ["samples", "1,003"]
 
 
@@ -99,7 +99,14 @@ def test_reports_count_every_budget() -> None:
     assert report.fills == (0.03, 1.0)
     assert report.budgets == (100, 30)
     assert "fill 3.00% and 100.00% of 100 and 30" in repr(report)
-    assert report.cells()["budget"] == "100 30"
+    assert (report.sizes, report.largests) == ((12, 120), (3, 30))
+    cells = report.cells()
+    assert [cells[name] for name in ("size", "budget", "largest", "fill")] == [
+        "12 120",
+        "100 30",
+        "3 30",
+        "3.00% 100.00%",
+    ]
     over = DistributedSizeAwareBatchSampler(
         [[1, 1], [1, 50], [1, 1]], (100, 30), strategy="sequential", oversize="own_batch"
     )
@@ -167,6 +174,7 @@ def test_a_report_says_what_optimizer_steps_hold() -> None:
     assert (steps.tokens_min, steps.tokens_max) == (min(tokens[:-1]), max(tokens[:-1]))
     assert steps.tokens_mean == np.mean(tokens[:-1])
     assert steps.tokens_last == tokens[-1]
+    assert steps.largest_deviation == max(abs(held - 1900) for held in tokens[:-1])
     assert (steps.micro_batches_min, steps.micro_batches_max) == (
         min(len(step) for step in found[0]),
         max(len(step) for step in found[0]),
@@ -182,6 +190,7 @@ def test_a_report_says_what_a_schedule_asks_for_in_an_epoch() -> None:
         assert steps is not None
         assert steps.tokens_asked == asked
         assert steps.tokens_min <= steps.tokens_last <= steps.tokens_max
+        assert steps.largest_deviation <= SIZES.max()
 
 
 @pytest.mark.slow
@@ -209,6 +218,7 @@ def test_steps_and_curriculum_are_printed() -> None:
     assert steps is not None
     assert lines["optimizer steps"].split() == [str(steps.steps), "-"]
     assert lines["tokens asked"].split() == ["1,900", "-"]
+    assert lines["tokens off at most"].split() == [f"{round(steps.largest_deviation):,}", "-"]
     assert lines["tokens min mean max"].split() == [
         *(f"{round(tokens):,}" for tokens in (steps.tokens_min, steps.tokens_mean, steps.tokens_max)),
         "-",

@@ -59,7 +59,8 @@ def test_laws(sizes: list[float], budget: float) -> None:
     assert all(total([sizes[i] for i in batch]) <= budget for batch in batches)
     for batch, following in pairwise(batches):  # no batch is closed too early
         assert total([sizes[i] for i in [*batch, following[0]]]) > budget
-    assert summary.startswith(f"{len(batches)} batches of {len(flat)} elements, ")
+    counts = f"{len(batches):,} {'batch' if len(batches) == 1 else 'batches'}", f"element{'s' * (len(flat) != 1)}"
+    assert summary.startswith(f"{counts[0]} of {len(flat):,} {counts[1]}, ")
     assert f"; {len(oversize)} skipped" in summary
 
 
@@ -85,7 +86,7 @@ def test_one_batch_is_held_and_the_source_may_be_endless() -> None:
 
 def test_the_summary_counts_all_and_names_ten() -> None:
     assert run([9] * 12 + [2, 3], 5)[1] == (
-        "1 batches of 2 elements, fill 1.0000 of max_total_size=5; "
+        "1 batch of 2 elements, fill 1.0000 of max_total_size=5; "
         "12 skipped as larger than that: positions 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
     )
     assert run([3, 3], 4)[1] == "2 batches of 2 elements, fill 0.7500 of max_total_size=4; 0 skipped"
@@ -156,7 +157,7 @@ def test_too_large_elements_are_named_counted_and_summed_up() -> None:
         "the element at position 3 has size 8, more than max_total_size=5: it is skipped",
     ]
     assert info == [
-        "1 batches of 2 elements, fill 1.0000 of max_total_size=5; 2 skipped as larger than that: positions 1, 3"
+        "1 batch of 2 elements, fill 1.0000 of max_total_size=5; 2 skipped as larger than that: positions 1, 3"
     ]
 
 

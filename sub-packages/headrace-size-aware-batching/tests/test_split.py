@@ -237,7 +237,9 @@ def test_an_order_gives_all_pieces_of_each_sample_it_names(strategy: Any) -> Non
 
 def test_ranks_that_repeat_pieces_name_them() -> None:
     sampler = made([9], 4, num_replicas=4, rank=0)
-    with pytest.warns(UserWarning, match=r"1 ranks repeat samples \[Piece\(index=0, start=\d, stop=\d, size=9\)\]"):
+    with pytest.warns(
+        UserWarning, match=r"samples are repeated on 1 rank: \[Piece\(index=0, start=\d, stop=\d, size=9\)\]"
+    ):
         list(sampler)
 
 

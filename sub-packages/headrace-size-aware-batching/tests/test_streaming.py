@@ -236,7 +236,7 @@ def test_too_large_samples() -> None:
     batches = list(bucketed_batching(sizes, lambda n: n, 40, oversize="own_batch", info_logger=told.append))
     assert [b for b in batches if b[0] >= 50] == [[50], [60]]
     assert sorted(itertools.chain(*batches)) == sorted(sizes)
-    assert told == ["1 batches of 3 elements, fill 0.3750 of max_total_size=40; 2 over it, one a batch: positions 1, 3"]
+    assert told == ["1 batch of 3 elements, fill 0.3750 of max_total_size=40; 2 over it, one a batch: positions 1, 3"]
 
 
 @pytest.mark.parametrize("cost", ["sum", "padded", quadratic])
@@ -454,7 +454,7 @@ def test_ranks_share_the_batches_of_one_stream(world: int, count: int) -> None:
 
 def test_too_few_samples_for_the_ranks_are_repeated_with_a_warning() -> None:
     with pytest.warns(
-        UserWarning, match="the last step of the stream has 2 samples for 3 ranks: 1 ranks get repeated samples"
+        UserWarning, match="the last step of the stream has 2 samples for 3 ranks: samples are repeated on 1 rank"
     ):
         assert len(list(bucketed_batching([1, 2], [0, 1, 1], 10, num_replicas=3, rank=2))) == 1
 

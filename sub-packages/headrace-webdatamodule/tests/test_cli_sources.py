@@ -57,7 +57,7 @@ def test_files_of_a_stem_are_a_sample(tmp_path: Path) -> None:
         {"__key__": "d/a", "tar.gz": b"z"},
     ]
     done = f"packed 1 shard, 3 samples, {found['bytes']:,} bytes, members: json, tar.gz, txt\n"
-    assert pack(source, out) == f"{done}kept 1, wrote 0 shards\n"
+    assert pack(source, out) == f"{done}kept 1 shard, wrote 0\n"
     assert pack(source, tmp_path / "new") == done
     assert (found["kept"], found["wrote"]) == (0, 1)
 
@@ -516,7 +516,7 @@ def test_what_is_written_anew_is_not_called_kept(tmp_path: Path) -> None:
     assert pack(source, out, "--n-shards", 2) == "packed 2 shards, 8 samples, 20,480 bytes, members: txt\n"
     for _ in range(3):
         assert "kept" not in pack(source, out, "--n-shards", 2, "--overwrite")
-    assert pack(source, out, "--n-shards", 2).endswith("kept 2, wrote 0 shards\n")
+    assert pack(source, out, "--n-shards", 2).endswith("kept 2 shards, wrote 0\n")
 
 
 def test_what_was_kept_and_written_is_told(tmp_path: Path) -> None:
@@ -525,7 +525,7 @@ def test_what_was_kept_and_written_is_told(tmp_path: Path) -> None:
     pack(*words)
     for number in range(2, 12):
         (out / f"shard-{number:06d}.tar").unlink()
-    assert pack(*words).splitlines()[1] == "kept 2, wrote 10 shards"
+    assert pack(*words).splitlines()[1] == "kept 2 shards, wrote 10"
     (out / "shard-000007.tar").unlink()
     found = json.loads(pack(*words, "--json"))
     assert (found["kept"], found["wrote"], found["shards"]) == (11, 1, 12)

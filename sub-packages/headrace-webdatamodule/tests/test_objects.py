@@ -145,9 +145,7 @@ def test_a_repr_says_the_main_figures(folder: Path) -> None:
     assert repr(made).startswith("ResumableLoader(train: ")  # of a closed one
     assert repr(MAKE["Manifest"](folder)) == "Manifest(1,200 samples in 3 shards, members json)"
     assert "400 samples, 400 members (json), " in repr(MAKE["ShardIndex"](folder))
-    assert repr(report()) == (
-        "LoaderReport(train of rank 1, one of 4: 1,145 samples in 72 batches, 1 skipped as damaged)"
-    )
+    assert repr(report()) == ("LoaderReport(train, rank 1 of 4: 1,145 samples in 72 batches, 1 skipped as damaged)")
 
 
 def test_the_version_is_that_of_the_distribution() -> None:

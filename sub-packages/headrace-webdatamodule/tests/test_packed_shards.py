@@ -549,7 +549,7 @@ def test_the_command_line_packs_lists_and_tells(tmp_path: Path) -> None:
     assert packed["shards"] == 3  # by what samples take in packs
     assert all(path.stat().st_size <= 60 << 10 for path in tars(out))
     done = run("pack", tmp_path / "p.fasta", out, "--bytes-per-pack", "16K", "--bytes-per-shard", "60K")
-    assert b"kept 3, wrote 0 shards" in done.stdout
+    assert b"kept 3 shards, wrote 0" in done.stdout
 
     info = json.loads(run("info", out, "--json").stdout)
     assert all(shard["packs"] >= 1 for shard in info["shards"])

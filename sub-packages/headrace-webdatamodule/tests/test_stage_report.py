@@ -68,7 +68,7 @@ def test_sizes_of_zero_make_no_padding(sources: IndexedShards) -> None:
 def test_a_report_reads_well(sources: IndexedShards) -> None:
     skipped = tuple(SkippedSample(number, f"sample {number} is cut") for number in range(12))
     told = str(LoaderReport("train", 1200, {"a": 3000, "b": 1000}, 0.75, 30, skipped, (4, 1)))
-    assert "train of rank 1, one of 4: 4,000 samples in 1,200 batches" in told
+    assert "train, rank 1 of 4: 4,000 samples in 1,200 batches" in told
     assert "a: 3,000 samples (75.0%)" in told
     assert "padding: 25.0%" in told
     assert "skipped as damaged: 12 samples, 30 times" in told

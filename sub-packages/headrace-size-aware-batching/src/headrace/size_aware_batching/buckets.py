@@ -36,8 +36,9 @@ class Buckets(NamedTuple):
 
     @never_raises
     def __repr__(self) -> str:
-        low, high, samples = self.bucket_boundaries[0], self.bucket_boundaries[-1], int(self.bucket_sizes.sum())
-        return f"{type(self).__name__}({len(self.bucket_sizes):,} from {low:,} to {high - 1:,}, {samples:,} samples)"
+        low, high = self.bucket_boundaries[0], self.bucket_boundaries[-1]
+        samples = counted(int(self.bucket_sizes.sum()), "sample")
+        return f"{type(self).__name__}({len(self.bucket_sizes):,} from {low:,} to {high - 1:,}, {samples})"
 
 
 def create_buckets(

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.display import counted
 from headrace.size_aware_batching.plan import BatchPlan
 from headrace.size_aware_batching.report import batch_costs, relative_work, samples_of_plan
 
@@ -51,7 +52,7 @@ def draw_fill(axes: Axes, plan: BatchPlan, name: str) -> None:
     bins = np.linspace(0, most + 1e-9, 61).tolist()
     axes.hist(share, bins=bins, weights=np.full(len(share), 1 / max(1, len(share))), color=BLUE)
     axes.axvline(1, color=RED, linewidth=1)
-    axes.set_title(f"{name or 'plan'}: {len(plan):,} batches", fontweight="bold", fontsize=10)
+    axes.set_title(f"{name or 'plan'}: {counted(len(plan), 'batch')}", fontweight="bold", fontsize=10)
     mean = f", mean {share.mean():.2%}" if len(share) else ""
     axes.set(xlabel=f"cost as a share of the budget{mean}", xlim=(0, 1.02 * most))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._validation import UNLIMITED
 from headrace.size_aware_batching.planning.costs import CountedCost, SumCost, as_cost, reduced
 from headrace.size_aware_batching.planning.distribution import autocorrelation, n_steps
@@ -35,6 +35,8 @@ class OptimizerStepsReport:
         tokens_mean: Tokens of the mean step.
         tokens_max: Tokens of the largest step.
         tokens_last: Tokens of the last step.
+        largest_deviation: Largest difference between the tokens of a step and those asked for; it leaves out the same
+            step.
         micro_batches_min: Micro-batches on each rank of the step that has fewest.
         micro_batches_max: Micro-batches on each rank of the step that has most.
     """
@@ -47,6 +49,7 @@ class OptimizerStepsReport:
     tokens_last: float
     micro_batches_min: int
     micro_batches_max: int
+    largest_deviation: float
 
     @classmethod
     def from_plan(cls, plan: BatchPlan) -> OptimizerStepsReport | None:
@@ -66,6 +69,7 @@ class OptimizerStepsReport:
             tokens_last=float(held[-1]),
             micro_batches_min=int(micro_batches.min()),
             micro_batches_max=int(micro_batches.max()),
+            largest_deviation=float(np.abs(whole - np.array(asked)[: len(whole)]).max()),
         )
 
     def cells(self) -> dict[str, str]:
@@ -75,6 +79,7 @@ class OptimizerStepsReport:
         return {
             "optimizer_steps": _shown("", self.steps),
             "tokens_asked": " ".join(_shown("", tokens) for tokens in self.tokens_asked),
+            "tokens_off_at_most": _shown("", round(self.largest_deviation)),
             "tokens_min_mean_max": " ".join(_shown("", round(tokens)) for tokens in held),
             "tokens_of_the_last": _shown("", self.tokens_last),
             "micro_batches": " ".join(map(str, counts)),
@@ -99,7 +104,7 @@ class CurriculumReport:
         """Return the figures as they are printed, by name."""
         shares = (self.share_at_start, self.share_at_end)
         return {
-            "curriculum": f"{self.steps:,} steps",
+            "curriculum": counted(self.steps, "step"),
             "shortest_that_may_come": " ".join(f"{share:.1%}" for share in shares),
         }
 
@@ -109,7 +114,8 @@ class PlanReport:
     """Figures about the batches of an epoch.
 
     With several budgets, ``size``, ``padded``, ``padding``, ``budget``, ``largest`` and ``fill`` are those of the
-    column that fills its budget most; ``fills`` and ``over_budget`` are about all columns.
+    column that fills its budget most; ``sizes``, ``budgets``, ``largests``, ``fills`` and ``over_budget`` are about all
+    columns. The table shows those of all columns.
 
     Args:
         batches: Number of batches.
@@ -125,10 +131,12 @@ class PlanReport:
             are concatenated have no padding. So are ``shapes`` and ``shapes_cost``.
         cost: ``"sum"``, ``"padded"`` or ``"function"``.
         budget: Budget of a batch, in the unit of the cost.
-        budgets: All budgets; the table shows them where there are several.
         largest: Largest cost of a batch.
         fill: Mean cost of a batch as a share of the budget.
-        fills: The same for each budget.
+        sizes: Sum of all sizes in each column.
+        budgets: All budgets.
+        largests: Largest cost of a batch against each budget.
+        fills: Fill of each budget.
         over_budget: Batches over one of their budgets: those of samples that exceed it by themselves.
         num_replicas: World size that the following figures are for.
         steps: Steps of the epoch.
@@ -162,9 +170,11 @@ class PlanReport:
     padding: float
     cost: str
     budget: float
-    budgets: tuple[float, ...]
     largest: float
     fill: float
+    sizes: tuple[float, ...]
+    budgets: tuple[float, ...]
+    largests: tuple[float, ...]
     fills: tuple[float, ...]
     over_budget: int
     num_replicas: int
@@ -195,7 +205,8 @@ class PlanReport:
         fills = shares.mean(axis=0) if len(plan) else np.zeros(len(plan.budget))
         column = int(fills.argmax())
         column_of_sizes = min(column, plan.sizes.shape[-1] - 1) if plan.sizes.ndim == 2 else 0
-        size = float(samples_of_plan(plan)[:, column_of_sizes].sum())
+        sizes = samples_of_plan(plan).sum(axis=0)
+        size = float(sizes[column_of_sizes])
         shapes = padded_shapes(plan)
         padded = elements(shapes, column_of_sizes)
         unlimited = padded if plan.shapes is None else math.nan
@@ -214,9 +225,11 @@ class PlanReport:
             padding=1 - size / padded if padded else 0.0,
             cost=as_cost(plan.cost).name,
             budget=float(plan.budget[column]),
-            budgets=tuple(map(float, plan.budget)),
             largest=float(costs[:, column].max(initial=0)),
             fill=float(fills[column]),
+            sizes=tuple(sizes.tolist()),
+            budgets=tuple(map(float, plan.budget)),
+            largests=tuple(costs.max(axis=0, initial=0).tolist()),
             fills=tuple(fills.tolist()),
             over_budget=int((costs > np.array(plan.budget)).any(axis=1).sum()),
             num_replicas=num_replicas,
@@ -243,15 +256,16 @@ class PlanReport:
         fills = " and ".join(f"{fill:.2%}" for fill in self.fills)
         budgets = " and ".join(f"{budget:,.10g}" for budget in self.budgets)
         return (
-            f"{type(self).__name__}({self.batches:,} batches of {self.samples:,} samples, fill {fills} of "
-            f"{budgets}{padding}, {self.num_replicas:,} ranks x {self.steps:,} steps, imbalance "
-            f"{self.imbalance:.4f}{skipped})"
+            f"{type(self).__name__}({counted(self.batches, 'batch')} of {counted(self.samples, 'sample')}, fill "
+            f"{fills} of {budgets}{padding}, {counted(self.num_replicas, 'rank')} x {counted(self.steps, 'step')}, "
+            f"imbalance {self.imbalance:.4f}{skipped})"
         )
 
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
         cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
-        cells["budget"] = cells.pop("budgets")
+        for name in ("size", "budget", "largest", "fill"):
+            cells[name] = cells.pop(f"{name}s")
         of_padding = ("padded", "padding", "shapes", "shapes_cost") if self.cost == SumCost.name else ()
         cells |= dict.fromkeys(of_padding, "-")
         for part in (self.optimizer_steps, self.curriculum):

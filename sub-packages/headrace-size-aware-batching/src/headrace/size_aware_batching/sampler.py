@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from headrace.size_aware_batching._shared.as_sampler import refuse_as_sampler
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import Ranks, refuse_sharding_again, warning_of_whole_stream
 from headrace.size_aware_batching._shared.warnings import warn
 from headrace.size_aware_batching._validation import Logger, Number, log_info, logger_or, one_of, shortlist
@@ -283,9 +283,8 @@ class Tally:
         """Log a summary; warn as well where not every skipped element had a warning."""
         known = self.batches and not math.isinf(self.budget)
         fill = self.filled / (self.batches * exact(self.budget)) if known else math.nan
-        summary = (
-            f"{self.batches} batches of {self.elements} elements, fill {fill:.4f} of max_total_size={self.budget}; "
-        )
+        filled = f"fill {fill:.4f} of max_total_size={self.budget}"
+        summary = f"{counted(self.batches, 'batch')} of {counted(self.elements, 'element')}, {filled}; "
         if not self.over:
             summary += "0 skipped"
         else:

@@ -93,8 +93,8 @@ class StepReport:
     @never_raises
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.samples:,} samples: {self.num_replicas:,} ranks x "
-            f"{self.num_micro_batches:,} micro-batches, fill {self.fill:.2%} of {self.budget:,.10g}, lockstep "
+            f"{type(self).__name__}({counted(self.samples, 'sample')}: {counted(self.num_replicas, 'rank')} x "
+            f"{counted(self.num_micro_batches, 'micro-batch')}, fill {self.fill:.2%} of {self.budget:,.10g}, lockstep "
             f"{self._shown(self.lockstep, False)}, totals {self._shown(self.totals, False)})"
         )
 
@@ -224,8 +224,8 @@ class StepPlan:
             f"{f'{name} ' * several}{value:.4f} (at least {self.bounds[name]:.4f})"
             for name, value in self.imbalances.items()
         )
-        samples = ", ".join([f"{len(self.restore)} samples", *counts])
-        shape = f"{self.num_replicas} ranks x {self.num_micro_batches} micro-batches"
+        samples = ", ".join([counted(len(self.restore), "sample"), *counts])
+        shape = f"{counted(self.num_replicas, 'rank')} x {counted(self.num_micro_batches, 'micro-batch')}"
         return f"StepPlan({samples}: {shape}, imbalance {values})"
 
 

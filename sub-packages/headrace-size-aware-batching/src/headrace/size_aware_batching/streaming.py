@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
-from headrace.size_aware_batching._shared.display import never_raises, options_of
+from headrace.size_aware_batching._shared.display import counted, never_raises, options_of
 from headrace.size_aware_batching._shared.random import fold_in
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks, warning_of_whole_stream
 from headrace.size_aware_batching._shared.warnings import warn
@@ -164,8 +164,8 @@ class BucketedBatching:
         step = [samples[begin:end] for begin, end in pairwise(offsets)]
         if len(step) < replicas:
             self._warn(
-                f"the last step of the stream has {len(samples)} samples for {replicas} ranks: "
-                f"{replicas - len(step)} ranks get repeated samples"
+                f"the last step of the stream has {counted(len(samples), 'sample')} for {counted(replicas, 'rank')}: "
+                f"samples are repeated on {counted(replicas - len(step), 'rank')}"
             )
         yield step[rank % len(step)]
 

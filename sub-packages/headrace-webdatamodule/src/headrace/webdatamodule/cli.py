@@ -312,7 +312,9 @@ def _pack(options: argparse.Namespace) -> Outcome:
     wrote = len(manifest.shards) - kept
     if options.json:
         return 0, json_pieces({**_summary(options.out, manifest), "kept": kept, "wrote": wrote})
-    return 0, text_lines([_sentence("packed", manifest), *([f"kept {kept:,}, wrote {wrote:,} shards"] if kept else [])])
+    return 0, text_lines(
+        [_sentence("packed", manifest), *([f"kept {counted(kept, 'shard')}, wrote {wrote:,}"] if kept else [])]
+    )
 
 
 @_command(
@@ -388,7 +390,7 @@ def _verify(options: argparse.Namespace) -> Outcome:
     code = DAMAGE if faults else 0
     if options.json:
         return code, json_pieces({"directory": str(options.directory), "faults": [asdict(fault) for fault in faults]})
-    return code, text_lines([*map(str, faults), f"{len(faults):,} faults" if len(faults) != 1 else "1 fault"])
+    return code, text_lines([*map(str, faults), counted(len(faults), "fault")])
 
 
 def undecodable(path: Path) -> list[Fault]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from headrace.weighted_sampler._arguments import as_choice, listed, shown
 from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._shared.checks import checked_int
+from headrace.weighted_sampler._shared.display import counted
 from headrace.weighted_sampler._token_mixture import MAX_SIZE
 from headrace.weighted_sampler._weight_semantics import PER, SEMANTICS
 from headrace.weighted_sampler.plotting import plot_run
@@ -329,14 +330,15 @@ class Run:
         """The figures of the run as a table."""
         report, by_tokens = self.report(), self.tokens is not None
         tokens = f", {self.tokens:,} tokens" if by_tokens else ""
-        yield f"{self.samples:,} samples{tokens}: {report['epochs']:.2f} epochs of {self.epoch_length:,} samples"
+        epochs = f"{report['epochs']:.2f} epochs of {counted(self.epoch_length, 'sample')}"
+        yield f"{counted(self.samples, 'sample')}{tokens}: {epochs}"
         if report["steps"] is not None:
-            ranks = f"{self._ranks:,} rank{'s' * (self._ranks != 1)}"
+            ranks, steps = counted(self._ranks, "rank"), counted(report["steps"], "step")
             if "batch_size" in self.config:
-                yield f"{report['steps']:,} steps of {self.config['batch_size']:,} samples on {ranks}"
+                yield f"{steps} of {counted(self.config['batch_size'], 'sample')} on {ranks}"
             else:
                 full = f"{self.config['batch_tokens']:,} tokens on {ranks}"
-                yield f"{report['steps']:,} steps if every batch has {full}; more if batches are not full"
+                yield f"{steps} if every batch has {full}; more if batches are not full"
         rows = [self._cells(line) for line in report["sources"]]
         total = {
             "name": "total",

@@ -18,7 +18,7 @@ from headrace.weighted_sampler._arguments import MAX_POSITION, listed, shown
 from headrace.weighted_sampler._mixture import StreamOrder
 from headrace.weighted_sampler._mixture_arguments import FINGERPRINT, StreamMixture, parse_streams
 from headrace.weighted_sampler._shared.checks import checked_int
-from headrace.weighted_sampler._shared.display import never_raises
+from headrace.weighted_sampler._shared.display import counted, never_raises
 from headrace.weighted_sampler._shared.ranks import (
     Mesh,
     Ranks,
@@ -201,7 +201,7 @@ class InterleavedDataset(IterableDataset[T]):
         if self._latest is not None:
             position = self._latest.position
         return (
-            f"{type(self).__name__}({len(mixture.names)} source{'s' * (len(mixture.names) != 1)}, "
+            f"{type(self).__name__}({counted(len(mixture.names), 'source')}, "
             f"{mixture.stopping!r}, {ranks}, epoch {self.epoch} at {position:,}, seed {mixture.seed})"
         )
 
@@ -336,7 +336,7 @@ class InterleavedIterator(Iterator[T], Generic[T]):
     def __repr__(self) -> str:
         sources = len(self._sources)
         return (
-            f"{type(self).__name__}({sources} source{'s' * (sources != 1)}, {self._reader}, epoch {self._epoch} at "
+            f"{type(self).__name__}({counted(sources, 'source')}, {self._reader}, epoch {self._epoch} at "
             f"{self.position:,})"
         )
 

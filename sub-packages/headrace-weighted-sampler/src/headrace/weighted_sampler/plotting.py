@@ -5,7 +5,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
-from headrace.weighted_sampler.report import MAX_SHOWN, MixtureReport, SourceReport, ranks_text
+from headrace.weighted_sampler._shared.display import counted
+from headrace.weighted_sampler.report import MAX_SHOWN, MixtureReport, SourceReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,9 @@ def plot_mixture(report: MixtureReport) -> "Figure":
     left.set_ylim(len(shown) - 0.4, -0.6)
     suffix = f" ({MAX_SHOWN} most drawn of {len(report.sources)} sources)" if len(report.sources) > MAX_SHOWN else ""
     total = sum(line.delivered for line in report.sources)
-    figure.suptitle(f"Epoch {report.epoch}: {total:,} samples over {ranks_text(report.num_replicas)}{suffix}")
+    figure.suptitle(
+        f"Epoch {report.epoch}: {counted(total, 'sample')} over {counted(report.num_replicas, 'rank')}{suffix}"
+    )
     return figure
 
 

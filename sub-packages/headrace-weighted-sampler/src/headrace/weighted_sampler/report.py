@@ -13,7 +13,7 @@ from headrace.weighted_sampler._growth import source_epochs
 from headrace.weighted_sampler._mixture import SampleOrder
 from headrace.weighted_sampler._mixture_arguments import MixtureSpec
 from headrace.weighted_sampler._permutation import Indices
-from headrace.weighted_sampler._shared.display import never_raises
+from headrace.weighted_sampler._shared.display import counted, never_raises
 from headrace.weighted_sampler._token_mixture import TokenAxis, TokenMixture
 from headrace.weighted_sampler.schedule import Stage
 
@@ -107,8 +107,8 @@ class MixtureReport:
     def __repr__(self) -> str:
         total, sources = sum(line.delivered for line in self.sources), len(self.sources)
         return (
-            f"{type(self).__name__}(epoch {self.epoch}: {total} samples of {sources} source{'s' * (sources != 1)} over "
-            f"{ranks_text(self.num_replicas)}, {len(self.padded)} padded, {len(self.dropped)} dropped)"
+            f"{type(self).__name__}(epoch {self.epoch}: {counted(total, 'sample')} of {counted(sources, 'source')} "
+            f"over {counted(self.num_replicas, 'rank')}, {len(self.padded)} padded, {len(self.dropped)} dropped)"
         )
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class MixtureReport:
     def _title(self) -> str:
         total = sum(line.delivered for line in self.sources)
         return (
-            f"epoch {self.epoch}: {total} samples over {ranks_text(self.num_replicas)}, "
+            f"epoch {self.epoch}: {counted(total, 'sample')} over {counted(self.num_replicas, 'rank')}, "
             f"{len(self.padded)} padded, {len(self.dropped)} dropped"
         )
 
@@ -132,8 +132,8 @@ class MixtureReport:
     def _notes(self) -> list[str]:
         hidden = len(self.tree) - MAX_SHOWN
         return [
-            *([f"and {hidden} more sources"] if hidden > 0 else []),
-            f"never drawn: {self.not_drawn} samples in no source or of weight 0",
+            *([f"and {counted(hidden, 'more source')}"] if hidden > 0 else []),
+            f"never drawn: {counted(self.not_drawn, 'sample')} in no source or of weight 0",
             *([f"the weights change at {_positions(self.changes)}"] if self.changes else []),
             *(
                 f"{name} leaves after its last pass, at position {position} of the run"
@@ -148,11 +148,6 @@ class MixtureReport:
             f"largest deviation from the token shares: {self.deviation:.2f} of the longest sample "
             f"(at most {self.deviation_bound:.2f})"
         )
-
-
-def ranks_text(num_replicas: int) -> str:
-    """Write a number of ranks."""
-    return f"{num_replicas} rank{'s' * (num_replicas > 1)}"
 
 
 def _positions(numbers: tuple[int, ...]) -> str:

@@ -23,7 +23,7 @@ from headrace.weighted_sampler._permutation import Indices, below
 from headrace.weighted_sampler._recorded_mixture import arguments_of, is_plain_weight, plain_weights, recorded_mixture
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.cursor import EpochCursor
-from headrace.weighted_sampler._shared.display import never_raises
+from headrace.weighted_sampler._shared.display import counted, never_raises
 from headrace.weighted_sampler._shared.random import fold_in
 from headrace.weighted_sampler._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.weighted_sampler._shared.state_mismatch import StateMismatchError
@@ -245,7 +245,7 @@ class WeightedDistributedSampler(DistributedSampler[int]):
         except ValueError:
             place = f"ranks not known yet, epoch {self.epoch}"
         return (
-            f"{type(self).__name__}({self._spec.length:,} samples of {sources} source{'s' * (sources != 1)}, "
+            f"{type(self).__name__}({counted(self._spec.length, 'sample')} of {counted(sources, 'source')}, "
             f"{self.epoch_length:,} an epoch, {place}, seed {self.seed})"
         )
 

@@ -21,7 +21,7 @@ from headrace.weighted_sampler._permutation import Indices
 from headrace.weighted_sampler._shared.checks import checked_int
 from headrace.weighted_sampler._shared.columns import array_of_column
 from headrace.weighted_sampler._shared.digest import array_digest
-from headrace.weighted_sampler._shared.display import never_raises
+from headrace.weighted_sampler._shared.display import counted, never_raises
 
 T_co = TypeVar("T_co", covariant=True)
 Weight: TypeAlias = int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]
@@ -75,7 +75,7 @@ class NamedConcatDataset(ConcatDataset[T_co]):
         ends = [0, *self.cumulative_sizes]
         parts = [f"{name} {end - begin:,}" for name, begin, end in zip(self.names, ends, ends[1:], strict=False)]
         shown = ", ".join([*parts[:_SHOWN], *([f"{len(parts) - _SHOWN} more"] if len(parts) > _SHOWN else [])])
-        return f"{type(self).__name__}({ends[-1]:,} samples: {shown})"
+        return f"{type(self).__name__}({counted(ends[-1], 'sample')}: {shown})"
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """Return the samples of a batch, with one call per dataset that has ``__getitems__``.

@@ -139,10 +139,10 @@ def _summary_lines(document: Mapping[str, Any]) -> Iterator[str]:
     world, starts, excluded = document["world"], document["starts"], document["exclude"]
     yield f"{_escaped(document['checkpoint'])}, state {_escaped(document['state'])}: {document['batch_sampler']}"
     ranks = "no step yet" if world is None else _counted(world, "rank")
-    yield f"{document['n']:,} samples, seed {document['seed']}, {ranks}"
+    yield f"{_counted(document['n'], 'sample')}, seed {document['seed']}, {ranks}"
     if "data" in document:
         rest = ", which begin with those of the run" if document["data"]["identified"] else ""
-        yield f"data: {document['data']['n']:,} samples{rest}"
+        yield f"data: {_counted(document['data']['n'], 'sample')}{rest}"
     yield f"epoch {document['epoch']}, position {document['position']:,} samples, next step {document['step']:,}"
     if starts:
         began = ", ".join(f"{epoch} at step {step:,}" for epoch, step in starts[-5:])

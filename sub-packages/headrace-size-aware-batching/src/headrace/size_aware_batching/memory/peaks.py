@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from headrace.size_aware_batching._shared.checks import checked_int
-from headrace.size_aware_batching._shared.display import never_raises
+from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.warnings import warn
 from headrace.size_aware_batching._validation import log_info, shortlist
 from headrace.size_aware_batching.memory.device import (
@@ -145,7 +145,7 @@ class Peaks:
         fit = int(self.fits.sum())
         most = f", up to {self.allocated[self.fits].max():,} bytes allocated" if fit else ""
         failed = f", {len(self.fits) - fit:,} out of memory" if fit < len(self.fits) else ""
-        return f"{type(self).__name__}({len(self.fits):,} batches{most}{failed})"
+        return f"{type(self).__name__}({counted(len(self.fits), 'batch')}{most}{failed})"
 
     @classmethod
     def of(
@@ -328,7 +328,7 @@ def describe(sizes: Any) -> str:
     """
     count, largest, total = batch_features(sizes)
     numbers = [" x ".join(f"{value:g}" for value in column) for column in (largest, total)]
-    return f"{count} samples, largest {numbers[0]}, sum {numbers[1]}"
+    return f"{counted(count, 'sample')}, largest {numbers[0]}, sum {numbers[1]}"
 
 
 def attempt(

@@ -231,9 +231,10 @@ def as_steps(
         repeats = ""
         if dealt.repeated and tail == "split":
             again = plan.keys(dealt.indices[offsets[n_own] :])
+            more = " ..." if len(again) > 10 else ""
             repeats = (
                 f"tail='split': the last batches hold too few samples for one on each of {world} ranks; "
-                f"{dealt.repeated} ranks repeat samples {again[:10]}{' ...' if len(again) > 10 else ''}"
+                f"samples are repeated on {counted(dealt.repeated, 'rank')}: {again[:10]}{more}"
             )
         yield Steps(
             dealt.indices,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from headrace.webdatamodule._shared.checks import checked_int
-from headrace.webdatamodule._shared.display import inner, never_raises
+from headrace.webdatamodule._shared.display import counted, inner, never_raises
 from headrace.webdatamodule.loader import ResumableLoader
 
 try:
@@ -90,7 +90,7 @@ class GrainIterator(DatasetIterator):  # type: ignore[misc]  # no types where gr
 
     @never_raises
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: epoch {self.loader.epoch}, {self.loader.steps} batches delivered>"
+        return f"<{type(self).__name__}: epoch {self.loader.epoch}, {counted(self.loader.steps, 'batch')} delivered>"
 
     def get_state(self) -> dict[str, Any]:
         """Return the position after the last batch, as `ResumableLoader.state_dict` does."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from headrace.webdatamodule._shared.checks import checked_int
-from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.display import counted, never_raises
 from headrace.webdatamodule._shared.epoch_plan import PlannedBatch
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, refuse_sharding_again
 from headrace.webdatamodule._shared.run import Run
@@ -126,7 +126,7 @@ class DistributedBatchSampler(RunSampler):
             ranks = "rank {1} of {0}".format(*self._run.ranks.current())
         order = "shuffled" if self.shuffle else "in order"
         figures = [
-            f"{self.n_samples:,} samples",
+            counted(self.n_samples, "sample"),
             f"batch_size {self.batch_size:,}",
             order if self.sampler is None else f"ordered by {type(self.sampler).__name__}",
             *(["drop_last"] if self.drop_last else []),

@@ -57,7 +57,7 @@ class Resumed(NamedTuple):
 
     def __str__(self) -> str:
         total = "" if self.batches is None else f" of {self.batches:,}"
-        before = f"after {self.steps:,} batches" if self.steps != 1 else "after 1 batch"
+        before = f"after {counted(self.steps, 'batch')}"
         begun = f"resumed in epoch {self.epoch} {before}{'' if self.counted else ', which are not counted here'}"
         return f"{begun}; of epoch {self.now} {self.delivered:,}{total} are delivered"
 
@@ -118,8 +118,8 @@ class LoaderReport:
     def _parts(self) -> tuple[str, list[tuple[str, str, str]], list[str]]:
         """The first line, the sources, and the lines below."""
         total = sum(self.samples.values())
-        where = f" of rank {self.rank[1]}, one of {self.rank[0]}" if self.rank else ""
-        batches = f"{self.batches:,} batches" if self.batches != 1 else "1 batch"
+        where = f", rank {self.rank[1]} of {self.rank[0]}" if self.rank else ""
+        batches = counted(self.batches, "batch")
         sources = [(name, counted(count, "sample"), self._shares(name)) for name, count in self.samples.items()]
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
         notes = [] if self.resumed is None else [str(self.resumed)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.display import counted, never_raises
 from headrace.webdatamodule.shards.errors import Damage, DamagedIndexError, ShardError, StaleIndexError
 from headrace.webdatamodule.shards.format.files import read_or_map
 from headrace.webdatamodule.shards.format.tar import BLOCK, compression, padded
@@ -130,10 +130,8 @@ class ShardIndex:
     @never_raises
     def __repr__(self) -> str:
         layout = ", ".join(self.layouts[0]) + (f" and {len(self.layouts) - 1} more layouts" * (len(self.layouts) > 1))
-        return (
-            f"{type(self).__name__}({self.shard or 'no path'}: {self.n_samples:,} samples, {self.n_members:,} members "
-            f"({layout}), {self.shard_bytes:,} bytes)"
-        )
+        counts = f"{counted(self.n_samples, 'sample')}, {counted(self.n_members, 'member')}"
+        return f"{type(self).__name__}({self.shard or 'no path'}: {counts} ({layout}), {self.shard_bytes:,} bytes)"
 
     def __len__(self) -> int:
         return self.n_samples
