@@ -1,7 +1,7 @@
 """What the plan of one step is worth, and what it costs, against the balancers that trainers carry.
 
     python benchmarks/steps.py               # 512 samples on 8 ranks and 4,096 on 64; some minutes
-    python benchmarks/steps.py --draws 3
+    python benchmarks/steps.py --draws 3 --lengths "short, full"
 
 A row for each distribution of lengths and each way, means over the draws:
 
@@ -63,7 +63,8 @@ def steps(count: int, seed: int) -> dict[str, Step]:
     return {
         "lognormal": step(usual, 32768, 8192),
         "rollouts": step(rollouts, 32768, 8192),
-        "short": step(lognormal(generator, count, 360, 0.8, 2048), 16384, 2048),
+        "short": step(short := lognormal(generator, count, 360, 0.8, 2048), 16384, 2048),
+        "short, full": step(short, int(short.sum() * 64.128) // (14 * count), 24576),  # 14 micro-batches a rank
         "cap = longest": step(usual, int(usual.max()), 8192),
         "quadratic": step(usual, 32768, 1000),
     }
@@ -210,12 +211,12 @@ def figures(step: Step, batches: Batches, bounds: dict[str, StepPlan], seconds: 
     )
 
 
-def compare(count: int, ranks: int, draws: int, runs: int) -> None:
+def compare(count: int, ranks: int, draws: int, runs: int, lengths: str) -> None:
     print(f"\n{count} samples, {ranks} ranks")
     names = ("lockstep", "/bound", "totals", "/bound", "/KK", "/ranks", "/verl")
     print(f"{'':37} {'over':>6} {'more':>5}", " ".join(f"{name:>{max(7, len(name))}}" for name in names))
     others = {"verl": verl, "slime": slime, "first fit": descending}
-    for name in steps(2, 0):
+    for name in [name for name in steps(count, 0) if lengths in name]:
         rows: dict[str, list[Figures]] = {}
         whole, part = [], []  # seconds of Karmarkar-Karp
         for seed in range(draws):
@@ -246,9 +247,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--draws", type=int, default=6, help="steps of each distribution")
     parser.add_argument("--runs", type=int, default=3, help="timed runs of each, of which the median counts")
+    parser.add_argument("--lengths", default="", help="only distributions whose name has this in it")
     options = parser.parse_args()
     for count, ranks in ((512, 8), (4096, 64)):
-        compare(count, ranks, options.draws, options.runs)
+        compare(count, ranks, options.draws, options.runs, options.lengths)
 
 
 if __name__ == "__main__":

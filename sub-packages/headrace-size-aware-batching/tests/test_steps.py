@@ -506,6 +506,19 @@ def test_several_budgets_and_a_limit_of_samples_at_once() -> None:
     assert plan.num_micro_batches == plan.fewest
 
 
+@pytest.mark.parametrize("meet", ["micro_batch", "step"])
+def test_a_second_budget_that_says_the_same_changes_nothing(meet: Any) -> None:
+    for seed in range(30):
+        generator = np.random.default_rng(seed)
+        sizes = generator.integers(0, 60, int(generator.integers(40, 400)))
+        budget, ranks = int(generator.integers(60, 200)), int(generator.integers(1, 5))
+        options: dict[str, Any] = {"num_replicas": ranks, "work": sizes**2, "meet": meet}
+        plan = plan_step(sizes, budget, **options)
+        other = plan_step(np.stack([sizes, sizes], axis=1), (budget, budget), **options)
+        batches = zip(batches_of(plan), batches_of(other), strict=True)
+        assert all(np.array_equal(batch, same) for batch, same in batches)
+
+
 def test_real_sizes_and_unlimited_budgets() -> None:
     sizes = np.random.default_rng(0).random(100)
     plan = plan_step(sizes, 4.0, num_replicas=4)

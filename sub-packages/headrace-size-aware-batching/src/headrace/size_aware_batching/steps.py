@@ -17,27 +17,25 @@ from headrace.size_aware_batching._shared.columns import array_of_column
 from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
 from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
-from headrace.size_aware_batching.planning.context_parallel import plan_contexts
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
-from headrace.size_aware_batching.planning.grouped_micro_batches import GroupOn, plan_groups
 from headrace.size_aware_batching.planning.limits import Budget, CountLimits, plain_budget
-from headrace.size_aware_batching.planning.micro_batches import (
+from headrace.size_aware_batching.planning.micro_batches.balancing import assign_ranks, lockstep
+from headrace.size_aware_batching.planning.micro_batches.bounds import least_value, rank_bound
+from headrace.size_aware_batching.planning.micro_batches.contexts import plan_contexts
+from headrace.size_aware_batching.planning.micro_batches.groups import GroupOn, plan_groups
+from headrace.size_aware_batching.planning.micro_batches.padded import largest_first as padded_largest_first
+from headrace.size_aware_batching.planning.micro_batches.padded import plan_padded
+from headrace.size_aware_batching.planning.micro_batches.samples import (
     Assignment,
     Meet,
     NoPlanError,
     Samples,
-    assign_ranks,
     largest_first,
-    least_value,
-    lockstep,
-    plan_sums,
-    rank_bound,
     whole_work,
     work_exponent,
 )
+from headrace.size_aware_batching.planning.micro_batches.sums import plan_sums
 from headrace.size_aware_batching.planning.options import Options
-from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
-from headrace.size_aware_batching.planning.padded_micro_batches import plan_padded
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
 from headrace.size_aware_batching.planning.units import whole_units

@@ -34,20 +34,14 @@ from headrace.size_aware_batching.planning.distribution import distribute_packed
 from headrace.size_aware_batching.planning.last_step import Batches
 from headrace.size_aware_batching.planning.limits import CountLimits, SumLimits
 from headrace.size_aware_batching.planning.list_plan import as_steps
-from headrace.size_aware_batching.planning.micro_batches import (
-    NoPlanError,
-    Samples,
-    dealt_in_rows,
-    fitted,
-    largest_first,
-    plan_exactly,
-    whole_work,
-)
+from headrace.size_aware_batching.planning.micro_batches.filling import dealt_in_rows
+from headrace.size_aware_batching.planning.micro_batches.padded import PaddedSamples, plan_padded
+from headrace.size_aware_batching.planning.micro_batches.padded import largest_first as padded_largest_first
+from headrace.size_aware_batching.planning.micro_batches.samples import NoPlanError, Samples, largest_first, whole_work
+from headrace.size_aware_batching.planning.micro_batches.sums import fitted, plan_exactly
 from headrace.size_aware_batching.planning.options import change_within_epoch_error
 from headrace.size_aware_batching.planning.order import Order, ShuffledOrder, SliceOrder
 from headrace.size_aware_batching.planning.packing import lower_bound
-from headrace.size_aware_batching.planning.padded_micro_batches import PaddedSamples, plan_padded
-from headrace.size_aware_batching.planning.padded_micro_batches import largest_first as padded_largest_first
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, left_of
 from headrace.size_aware_batching.planning.token_schedule import OptimizerSteps, TokenSchedule

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.size_aware_batching.planning.micro_batches import (
-    Assignment,
-    Ints,
-    NoPlanError,
-    Samples,
-    fewest,
-    packed,
-    toward,
-)
+from headrace.size_aware_batching.planning.micro_batches.balancing import toward
+from headrace.size_aware_batching.planning.micro_batches.bounds import fewest
+from headrace.size_aware_batching.planning.micro_batches.filling import packed
+from headrace.size_aware_batching.planning.micro_batches.samples import Assignment, Ints, NoPlanError, Samples
 
 
 def plan_contexts(samples: Samples, width: Ints, n_ranks: int, multiple: int, most_items: int) -> Assignment:

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching.planning.costs import Cost, Work, given_work
 from headrace.size_aware_batching.planning.last_step import even_offsets, split_longest
 from headrace.size_aware_batching.planning.limits import CountLimits
-from headrace.size_aware_batching.planning.micro_batches import (
+from headrace.size_aware_batching.planning.micro_batches.balancing import assign_ranks, objective
+from headrace.size_aware_batching.planning.micro_batches.bounds import rank_bound
+from headrace.size_aware_batching.planning.micro_batches.samples import (
     Assignment,
     Ints,
     Meet,
     NoPlanError,
     Samples,
-    assign_ranks,
-    objective,
-    rank_bound,
     whole_work,
 )
 

@@ -11,27 +11,20 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.size_aware_batching.planning.micro_batches import (
+from headrace.size_aware_batching.planning.micro_batches.balancing import (
     PAIRS,
     ROUNDS,
     WIDTH,
-    Assignment,
-    Ints,
-    Meet,
-    MicroBatches,
-    NoPlanError,
-    Samples,
-    assigned,
-    fewest,
-    least_value,
     near,
-    packed,
     patience,
-    plan_sums,
     polish,
-    row_targets,
     toward,
 )
+from headrace.size_aware_batching.planning.micro_batches.bounds import fewest, least_value, row_targets
+from headrace.size_aware_batching.planning.micro_batches.filling import packed
+from headrace.size_aware_batching.planning.micro_batches.samples import Assignment, Ints, Meet, NoPlanError, Samples
+from headrace.size_aware_batching.planning.micro_batches.sums import assigned, plan_sums
+from headrace.size_aware_batching.planning.micro_batches.swaps import MicroBatches
 
 GroupOn = Literal["rank", "micro_step"]
 
