@@ -53,6 +53,23 @@ _PLAIN = {
 }
 _BY_SPLIT = re.compile(r"(~?[\w.]*Mapping)\[(~?[\w.]*Split), (.+?)\] \| \1\[str, \3\] \| \1\[\2 \| str, \3\]")
 _BY_NAME = re.compile(r"~?[\w.]*ByName\[(.+?)\] \| \1 \| ")
+MEMBERS = 4  # more have a table
+MANY = 10  # arguments: more are listed by subject
+_SUBJECTS = {
+    "Data": "dataset datasets shards source sources sizes sizeof decode transform collate_fn keys allowed_classes "
+    "verify max_bytes on_error suffix_keys_wds dirs_tars_wds prefix_tars_wds columns",
+    "Budget and batches": "max_total_size tokens_per_step accumulate budget strategy cost max_items batch_size "
+    "batch_sampler global_batch_size batch_size_multiple length_multiple shapes work drop_last",
+    "Mixture": "weights weight_dict semantics epoch_length temperature schedule per stopping max_passes mix",
+    "Order": "sampler shuffle seed seed_per curriculum window block balanced_ranks plan_cache buffer_size",
+    "Ranks": "num_replicas rank mesh tail check_ranks",
+    "Long samples": "max_length oversize",
+    "Workers": "num_workers prefetch_factor pin_memory timeout multiprocessing_context",
+    "Resume": "accept exact fixed_epoch fingerprint",
+    "Other": "",
+}
+_SUBJECT = {name: subject for subject, names in _SUBJECTS.items() for name in names.split()}
+_TABS = re.compile(r"^<!-- (tabs|end of tabs) -->$", re.MULTILINE)
 _logger = logging.getLogger(__name__)
 
 project = "headrace"
@@ -71,6 +88,7 @@ html_sourcelink_suffix = ""
 html_static_path = ["_static"]
 templates_path = ["_templates"]
 html_css_files = ["custom.css"]
+html_js_files = [("tabs.js", {"defer": "defer"})]
 html_theme_options = {
     "source_repository": SOURCE,
     "source_branch": "main",
@@ -127,6 +145,11 @@ def insert_index(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa:
         return "```{index} " + ", ".join(f"! {word}" for word in words) + "\n```"
 
     source[0] = _FOUND_BY.sub(indexed, source[0])
+
+
+def insert_tabs(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001 -- Sphinx names them
+    """Mark the sections between ``<!-- tabs -->`` and ``<!-- end of tabs -->``: tabs.js shows one of them at a time."""
+    source[0] = _TABS.sub(lambda match: f'<div class="{match[1].replace(" ", "-")}"></div>', source[0])
 
 
 def link_outside(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -187,10 +210,61 @@ def short_signatures(app: Sphinx, doctree: nodes.document, docname: str) -> None
     """Shorten the types of properties, too, and give a long signature a line for each argument."""
     for signature in doctree.findall(addnodes.desc_signature):
         for parameters in signature.findall(addnodes.desc_parameterlist):
-            parameters["multi_line_parameter_list"] = len(signature.astext()) > LINE
+            typed = any(part.astext() == ":" for part in parameters.findall(addnodes.desc_sig_punctuation))
+            parameters["multi_line_parameter_list"] = typed and len(signature.astext()) > LINE
         for annotation in signature.findall(addnodes.desc_annotation):
             if (plain := short(annotation.astext())) != annotation.astext():
                 annotation[:] = [nodes.Text(plain)]
+
+
+def api_layout(app: Sphinx, doctree: nodes.document, docname: str) -> None:  # noqa: ARG001 -- Sphinx names them
+    """Begin with what a class is, an example and its members; then come the details, and arguments by subject."""
+    for described in doctree.findall(addnodes.desc):
+        signature, content = described[0], described[-1]
+        by_subject(signature, content)
+        members = [node for node in content if isinstance(node, addnodes.desc) and node[0]["ids"]]
+        if len(members) > MEMBERS:
+            texts = [node for node in content if not isinstance(node, addnodes.desc | addnodes.index)]
+            fields = [number for number, node in enumerate(texts) if isinstance(node, nodes.field_list)]
+            last = fields[-1] + 1 if fields else len(texts)
+            rest = [node for node in content if isinstance(node, addnodes.desc | addnodes.index)]
+            content[:] = [*texts[:1], *texts[last:], members_table(members), *texts[1:last], *rest]
+
+
+def by_subject(signature: nodes.Element, content: nodes.Element) -> None:
+    """List many arguments by subject, with their types, so that the signature holds only names and defaults."""
+    fields = [field for part in content if isinstance(part, nodes.field_list) for field in part]
+    lists = [field[1][0] for field in fields if field[0].astext() == "Parameters"]
+    if not lists or not isinstance(lists[0], nodes.bullet_list) or len(lists[0]) < MANY:
+        return
+    types = {}
+    for parameter in signature.findall(addnodes.desc_parameter):
+        if len(parameter) > 3 and parameter[1].astext() == ":":
+            equals = [isinstance(node, addnodes.desc_sig_operator) and node.astext() == "=" for node in parameter]
+            end = equals.index(True) - 1 if any(equals) else len(parameter)
+            types[parameter[0].astext()] = parameter[3:end]
+            parameter[1:] = parameter[end + 1 : end + 2] + parameter[end + 3 :] if any(equals) else []
+    subjects: dict[str, nodes.bullet_list] = {subject: nodes.bullet_list() for subject in _SUBJECTS}
+    for item in lists[0]:
+        name = item[0][0].astext()
+        item[0][1:1] = [nodes.Text(" ("), *types[name], nodes.Text(")")] if name in types else []
+        subjects[_SUBJECT.get(name, "Other")].append(item)
+    used = {subject: items for subject, items in subjects.items() if items}
+    titled = [(nodes.paragraph("", subject, classes=["subject"]), items) for subject, items in used.items()]
+    lists[0].parent[:] = [lists[0]] if len(titled) < 3 else [node for pair in titled for node in pair]
+
+
+def members_table(members: list[Any]) -> nodes.container:
+    """Return the names of members, linked, and the first sentences of their texts."""
+    body = nodes.tbody()
+    for member in members:
+        name = "".join(part.astext() for part in member[0].findall(addnodes.desc_name))
+        called = name if member["objtype"] in ("property", "attribute") else f"{name}()"
+        link = nodes.reference("", "", nodes.literal("", called), internal=True, refid=member[0]["ids"][0])
+        cells = [nodes.paragraph("", "", link), nodes.paragraph("", first_sentence(member[-1]))]
+        body.append(nodes.row("", *(nodes.entry("", cell) for cell in cells)))
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=50) for _ in range(2)), body, cols=2)
+    return nodes.container("", nodes.table("", group, classes=["members"]), classes=["table-wrapper"])
 
 
 def left_out(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:  # noqa: ARG001 -- Sphinx names them
@@ -286,10 +360,22 @@ def describe(*event: Any) -> None:
     context["metatags"] = context.get("metatags", "") + "\n".join(lines)
 
 
-def first_sentence(tree: nodes.document) -> str:
-    """Return how the text of a page begins."""
+def first_sentence(tree: nodes.Element) -> str:
+    """Return how the text of a page or of a description begins."""
     paragraph = next(tree.findall(nodes.paragraph), nodes.paragraph()).astext().replace("\n", " ")
     return re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph)[0].rstrip(":")
+
+
+def group_pages(*event: Any) -> None:
+    """Put the captions of a page's tables of contents above its groups in the sidebar."""
+    app, pagename, _, context, _ = event
+    for docname in app.env.toctree_includes:
+        for toctree in app.env.get_doctree(docname).findall(addnodes.toctree):
+            if toctree["caption"] and docname != "index":
+                first = app.builder.get_relative_uri(pagename, toctree["entries"][0][1]) or "#"
+                entry = rf'<li class="[^"]*"><a class="[^"]*" href="{re.escape(first)}">'
+                caption = rf'<li class="group">{html.escape(toctree["caption"])}</li>\g<0>'
+                context["furo_navigation_tree"] = re.sub(entry, caption, context["furo_navigation_tree"], count=1)
 
 
 def write_llms(app: Sphinx, exception: Exception | None) -> None:
@@ -341,15 +427,18 @@ def setup(app: Sphinx) -> None:
         field.label = "Attributes" if field.name == "variable" else field.label
     app.connect("source-read", insert_help)
     app.connect("source-read", insert_index)
+    app.connect("source-read", insert_tabs)
     app.connect("source-read", link_outside)
     app.connect("autodoc-process-docstring", plain_colons, priority=400)
     app.connect("autodoc-process-signature", short_arguments)
     app.connect("autodoc-skip-member", left_out)
     app.connect("missing-reference", find_public)
+    app.connect("doctree-resolved", api_layout)
     app.connect("doctree-resolved", short_signatures)
     app.connect("doctree-resolved", link_names)
     app.connect("doctree-resolved", classes)
     app.connect("env-check-consistency", all_documented)
     app.connect("env-check-consistency", titles_of_their_own)
     app.connect("html-page-context", describe)
+    app.connect("html-page-context", group_pages, priority=900)  # after the theme has made the tree
     app.connect("build-finished", write_llms)

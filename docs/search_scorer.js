@@ -1,6 +1,11 @@
-// The weights are Sphinx's own; a changelog mentions everything, and so comes last. A var, because Sphinx declares one, too.
+// The weights are Sphinx's own. Tasks come first; records and the changelog mention everything, and so come last.
+// A var, because Sphinx declares one, too.
 var Scorer = {
-  score: ([docname, , , , score]) => (docname === "reference/changelog" ? score - 200 : score),
+  score: ([page, , , , score]) => {
+    if (page === "reference/changelog") return score - 200;
+    if (/^(benchmarks|peers|decisions)$/.test(page)) return score - 15;
+    return /^(how-to|tutorial|install)/.test(page) ? score + 15 : score;
+  },
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },
