@@ -249,7 +249,7 @@ def by_subject(signature: nodes.Element, content: nodes.Element) -> None:
         name = item[0][0].astext()
         item[0][1:1] = [nodes.Text(" ("), *types[name], nodes.Text(")")] if name in types else []
         subjects[_SUBJECT.get(name, "Other")].append(item)
-    used = {subject: items for subject, items in subjects.items() if items}
+    used = {subject: items for subject, items in subjects.items() if len(items)}
     titled = [(nodes.paragraph("", subject, classes=["subject"]), items) for subject, items in used.items()]
     lists[0].parent[:] = [lists[0]] if len(titled) < 3 else [node for pair in titled for node in pair]
 

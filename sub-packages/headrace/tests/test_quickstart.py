@@ -74,8 +74,8 @@ def test_it_trains_on_the_same_samples_and_draws_a_picture(tmp_path: Path, quick
         assert abs(int(drawn.replace(",", "")) - int(asked.replace(",", ""))) <= 138
     assert "training on batches of headrace: " in first.stdout
     assert len(first.stderr.splitlines()) <= 1  # no progress bar without a terminal
-    picture = tmp_path / "out" / "report.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    for picture in ("report.png", "report-stacked.png"):
+        assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
 
     what_it_says_to_do_next_works(first.stdout, files[0], tmp_path)
     shards = sorted((tmp_path / "out").rglob("*.tar"))

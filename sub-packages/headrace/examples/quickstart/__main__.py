@@ -202,6 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
     keys = [samples.key(index) for index in draws.tolist()]
     outcome = killed_and_resumed(keys, len(ours.batches), options.out / "checkpoints", job)
     picture(runs, rows, outcome, options.out / "report.png")
+    picture(runs, rows, outcome, options.out / "report-stacked.png", stacked=True)
     print(f"{outcome}\n\npicture: {options.out / 'report.png'}\n\n{next_steps(options.budget)}")
     return int(bool(outcome.lost or outcome.repeated))
 

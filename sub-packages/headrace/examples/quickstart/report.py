@@ -124,18 +124,22 @@ def share_row(share: Share, shares: Sequence[Share]) -> list[str]:
     ]
 
 
-def picture(runs: Sequence[Run], shares: Sequence[Share], outcome: Outcome, path: Path) -> None:
-    """Draw the comparison, and what became of the run that was killed, into a PNG file."""
+def picture(runs: Sequence[Run], shares: Sequence[Share], outcome: Outcome, path: Path, stacked: bool = False) -> None:
+    """Draw the comparison, and what became of the run that was killed, into a PNG file; ``stacked`` for a telephone."""
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
-        figure = Figure(figsize=(13, 10.5), layout="constrained")
-        grid = figure.add_gridspec(3, 2, height_ratios=[1, 1, 0.35])
-        axes = grid[:2, :].subgridspec(2, 2).subplots(squeeze=False)
-        draw_outcome(figure.add_subplot(grid[2, :]), outcome)
-        draw_tokens(axes[0, 0], runs)
-        draw_time(axes[0, 1], runs)
-        draw_steps(axes[1, 0], runs)
-        draw_shares(axes[1, 1], shares)
-        figure.suptitle(headline(runs), fontsize=15)
+        figure = Figure(figsize=(6, 17) if stacked else (13, 10.5), layout="constrained")
+        if stacked:
+            axes = [part.subplots() for part in figure.subfigures(5, 1, height_ratios=[1, 1, 1, 1, 0.6])]
+        else:
+            grid = figure.add_gridspec(3, 2, height_ratios=[1, 1, 0.35])
+            places = [grid[0, 0], grid[0, 1], grid[1, 0], grid[1, 1], grid[2, :]]
+            axes = [figure.add_subplot(place) for place in places]
+        draw_tokens(axes[0], runs)
+        draw_time(axes[1], runs)
+        draw_steps(axes[2], runs)
+        draw_shares(axes[3], shares)
+        draw_outcome(axes[4], outcome, 20 if stacked else 60)
+        figure.suptitle(headline(runs), fontsize=11 if stacked else 15)
         figure.savefig(path, dpi=110)
 
 
@@ -210,16 +214,16 @@ def draw_shares(axes: Axes, shares: Sequence[Share]) -> None:
     axes.legend(frameon=False)
 
 
-def draw_outcome(axes: Axes, outcome: Outcome) -> None:
-    """Draw which steps the process that was killed trained, and which the one that resumed."""
+def draw_outcome(axes: Axes, outcome: Outcome, width: int) -> None:
+    """Draw which steps the process that was killed trained, and which the one that resumed; ``width`` in letters."""
     saved, killed, steps = outcome.resumed_from, outcome.killed_at, outcome.steps
     rows = {"first process": (0, saved, BLUE), "second process": (saved, steps, ORANGE)}
     for row, (begin, end, color) in enumerate(rows.values()):
         axes.broken_barh([(begin, end - begin)], (row - 0.35, 0.7), color=color)
     axes.broken_barh([(saved, killed - saved)], (-0.35, 0.7), color=GREY)
     axes.plot(killed, 0, "X", color=RED, markersize=11)
-    axes.annotate(f" killed at step {killed}; its last checkpoint is of step {saved}", (killed, 0), (10, 0),
-                  textcoords="offset points", va="center")  # fmt: skip
+    text = textwrap.fill(f"killed at step {killed}; its last checkpoint is of step {saved}", width)
+    axes.annotate(text, (killed, 0), (13, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     title = f"Killed and resumed: {outcome.lost} samples lost, {outcome.repeated} repeated"
