@@ -33,6 +33,7 @@ MANY = skewed(3001, 50, 11)  # "packed" and "stratified" differ from some 500 ba
 TWO = np.stack([UNEVEN, integers(83, 1, 30, 8)], axis=1)
 THREE = np.stack([integers(61, 1, 20, 9), integers(61, 1, 20, 10), np.full(61, 5)], axis=1)
 WORK = UNEVEN.astype(float) ** 2
+LABELS = np.array(["text", "code", "speech"])[np.minimum(integers(3001, 0, 11, 12) // 5, 2)]
 
 
 def units(n: int, largest: float) -> float:
@@ -137,6 +138,21 @@ VARIANTS: dict[str, tuple[tuple[str, ...], Any, float, dict[str, Any]]] = {
     "tokens split": (("stratified",), LONG[:30], 1, TOKENS | {"oversize": "split", "max_length": 50}),
     "tokens of two columns": (("stratified",), TWO, 1, TOKENS | {"max_total_size": (110, 140)}),
     "dataset": (("sequential",), Frames(UNEVEN), 1, {}),
+    "labels": (("stratified", "bucketed", "padded", "function"), UNEVEN, 0.7, {"by": LABELS[:83]}),
+    "labels in order": (("packed", "padded"), UNEVEN, 0.7, {"by": LABELS[:83], "shuffle": False}),
+    "labels drop": (("stratified",), UNEVEN, 0.7, {"by": LABELS[:83], "tail": "drop"}),
+    "labels split": (("stratified",), LONG, 1, {"by": LABELS[:61], "oversize": "split"}),
+    "labels of slices": (("stratified", "padded"), UNEVEN, 0.7, {"by": LABELS[:83], "sampler": Sliced, "window": 60}),
+    "one label a step": (("packed", "padded"), UNEVEN, 0.7, {"by": LABELS[:83], "label_per": "step"}),
+    "one label a step pad": (("bucketed",), UNEVEN, 0.7, {"by": LABELS[:83], "label_per": "step", "tail": "pad"}),
+    "one label a step of slices": (
+        ("stratified",),
+        UNEVEN,
+        0.7,
+        {"by": LABELS[:83], "label_per": "step", "sampler": Sliced, "window": 60},
+    ),
+    "many labels": (("stratified",), MANY, 0.6, {"by": LABELS}),
+    "many of one label a step": (("padded",), MANY, 0.6, {"by": LABELS, "label_per": "step"}),
     "few": (("stratified", "padded", "sequential"), UNEVEN[:5], 1, {}),
     "few drop": (("stratified",), UNEVEN[:30], 0.6, {"tail": "drop"}),
     "one": (("stratified",), UNEVEN[:1], 1, {}),
@@ -223,6 +239,7 @@ STATES = (
     "stratified | slices",
     "stratified | curriculum by work",
     "stratified | stages",
+    "stratified | labels",
     "blocks, stratified",
 )
 

@@ -19,6 +19,7 @@ from headrace.size_aware_batching.testing import check_resumes
 
 SIZES = np.random.default_rng(0).integers(1, 100, 203)
 PADDED = {"strategy": "bucketed", "cost": "padded"}
+LABELS = np.random.default_rng(1).choice(["text", "code", "speech"], 203, p=[0.7, 0.27, 0.03])
 
 
 class Order:
@@ -51,6 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
     "packed": {"strategy": "packed"},
     "padded": PADDED,
     "few shapes": PADDED | {"shapes": 4, "num_replicas": 3, "rank": 2},
+    "labels": {"by": LABELS, "num_replicas": 3, "rank": 2},
+    "one label a step": {"by": LABELS, "label_per": "step", "num_replicas": 3, "rank": 2},
+    "one label a step of slices": {"by": LABELS, "label_per": "step", "sampler": Order, "num_replicas": 2, "rank": 1},
     "a curriculum": PADDED | {"curriculum": 40, "num_replicas": 2, "rank": 1},
     "a curriculum of mixed sizes": {"curriculum": 40, "num_replicas": 2, "rank": 1},
     "a curriculum of optimizer steps": {"curriculum": 9, "tokens_per_step": 2000, "num_replicas": 2, "rank": 1},
@@ -132,6 +136,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: oth
     "window": [({}, 50)],
     "balanced_ranks": [({}, 8), ({"balanced_ranks": 8}, 64), ({"balanced_ranks": 8}, 6)],
     "work": [({}, SIZES**2)],
+    "by": [({}, LABELS), ({"by": LABELS}, None), ({"by": LABELS}, LABELS[::-1])],
+    "label_per": [({"by": LABELS}, "step")],
     "tokens_per_step": [
         ({}, 2000),
         ({"tokens_per_step": 2000}, None),

@@ -24,6 +24,7 @@ from headrace.weighted_sampler import WeightedDistributedSampler
 
 Maker = Callable[..., Any]
 SIZES = 1 + integers(110, 0, 40, 1) * integers(110, 0, 40, 2) // 40
+LABELS = ["web"] * 70 + ["books", "code"] * 20
 SHARDS = [SIZES[:33], SIZES[33:60], SIZES[60:61], SIZES[61:90], SIZES[90:]]
 
 
@@ -77,6 +78,9 @@ PLANNED = {
     "stratified": by_size(),
     "packed": by_size(strategy="packed", balanced_ranks=3),
     "sequential, drop": by_size(strategy="sequential", tail="drop"),
+    "labels": by_size(by=LABELS),
+    "one label a step": by_size(by=LABELS, label_per="step", balanced_ranks=2),
+    "one label a step of a mixture": by_size(by=LABELS, label_per="step", sampler=mixture, window=60),
     "padded, pad": by_size(strategy="bucketed", cost="padded", max_total_size=90, tail="pad"),
     "in order": by_size(shuffle=False),
     "skip": by_size(max_total_size=34, oversize="skip"),
@@ -504,7 +508,7 @@ def sampler_at(make: Maker, epoch: int) -> Any:
 ALL_RANKS = {
     name: make
     for name, make in (PLANNED | CURRICULUM | TOKENS | BLOCKS).items()
-    if name not in ("order", "mixture", "skip") and "pad" not in name and "drop" not in name
+    if name not in ("order", "skip") and "mixture" not in name and "pad" not in name and "drop" not in name
 }
 
 
@@ -644,6 +648,9 @@ MISMATCHES: dict[str, tuple[Maker, dict[str, Any], set[str], bool]] = {
     "another strategy and oversize": (by_size(), {"strategy": "packed", "tail": "drop"}, {"strategy", "tail"}, True),
     "another seed of sizes": (by_size(), {"seed": 3}, {"seed"}, False),
     "another order of sizes": (by_size(), {"sampler": mixture}, {"sampler"}, False),
+    "other labels": (by_size(by=LABELS), {"by": LABELS[::-1]}, {"by"}, False),
+    "one label a step": (by_size(by=LABELS), {"label_per": "step"}, {"label_per"}, False),
+    "no labels": (by_size(by=LABELS), {"by": None}, {"by", "label_per"}, False),
     "another budget of blocks": (by_block(), {"max_total_size": 50}, {"max_total_size"}, False),
     "another seed": (by_count(), {"seed": 3}, {"seed"}, False),
     "another shuffle": (by_count(), {"shuffle": False}, {"shuffle"}, True),

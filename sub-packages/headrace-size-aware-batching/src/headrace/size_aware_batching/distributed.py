@@ -9,7 +9,7 @@ from typing import Any, Literal
 from headrace.size_aware_batching._shared.ranks import Mesh
 from headrace.size_aware_batching.planned_sampler import PlannedSampler
 from headrace.size_aware_batching.planning.costs import CostFunction
-from headrace.size_aware_batching.planning.options import Oversize, SamplerOptions, Strategy, Tail
+from headrace.size_aware_batching.planning.options import LabelPer, Oversize, SamplerOptions, Strategy, Tail
 
 
 class DistributedSizeAwareBatchSampler(PlannedSampler):
@@ -115,6 +115,15 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
             number of ranks balances them better. Not with ``"sequential"``.
         work: Work of each sample, shape ``[n]``, in any unit. The work of a batch is the sum; steps are balanced by it
             over the ranks. By default it follows from sizes and cost, see ``PlanReport.imbalance``.
+        by: Label of each sample, such as its source, task, modality or language, shape ``[n]``, ints or strings, as an
+            array, a list or a column like ``sizes``: every batch holds samples of one label. The samples of a label are
+            planned by themselves, so that each label has at most one batch or two that are not full; each label has its
+            share of any part of the epoch. With a ``sampler`` every window has such batches of each label: a larger
+            ``window`` gives fuller ones. Not with ``"sequential"`` or ``curriculum``.
+        label_per: ``"batch"``: the ranks of a step get batches of like work, of any labels. ``"step"``: all ranks get
+            batches of one label in every step. Then steps begin anew where the label changes, every ``balanced_ranks``
+            batches or so: another number of ranks that does not divide it has steps that are less full. ``tail`` is the
+            policy for the last batches of each label; not ``"drop"``.
         plan_cache: Directory for the sorted order of the samples, so that the ranks of a node and later runs read it
             instead of sorting. The batches are the same with and without it. For whole sizes below 2**20 of shape
             ``[n]``, and strategies that sort; best with ``sizes`` from ``numpy.load(..., mmap_mode="r")``, or the name
@@ -164,10 +173,12 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
         window: int | None = None,
         balanced_ranks: int | None = None,
         work: Any = None,
+        by: Any = None,
+        label_per: LabelPer = "batch",
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
         options = SamplerOptions.from_arguments(locals())
-        super().__init__(options, sizes, work, sampler, seed, plan_cache, num_replicas, rank, mesh)
+        super().__init__(options, sizes, work, by, sampler, seed, plan_cache, num_replicas, rank, mesh)
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...] | None:

@@ -12,11 +12,20 @@ from numpy.typing import NDArray
 from headrace.size_aware_batching._shared.display import counted, described, never_raises
 from headrace.size_aware_batching._validation import whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction
+from headrace.size_aware_batching.planning.labels import Labels
 from headrace.size_aware_batching.planning.pieces import keys_of
 from headrace.size_aware_batching.planning.token_schedule import OptimizerSteps
-from headrace.size_aware_batching.report import CurriculumReport, OptimizerStepsReport, PlanReport
+from headrace.size_aware_batching.report import CurriculumReport, LabelReport, OptimizerStepsReport, PlanReport
 
-__all__ = ["BatchPlan", "CurriculumReport", "OptimizerSteps", "OptimizerStepsReport", "PlanReport"]
+__all__ = [
+    "BatchPlan",
+    "CurriculumReport",
+    "LabelReport",
+    "Labels",
+    "OptimizerSteps",
+    "OptimizerStepsReport",
+    "PlanReport",
+]
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,6 +55,7 @@ class BatchPlan:
         curriculum: Where a curriculum stands; None without one.
         max_items: Largest number of samples in a batch; None for no limit.
         balanced_ranks: Number of ranks for which the order of the batches balances the steps; None for none.
+        labels: The label of every sample of the dataset, of which each batch holds one; None for no labels.
 
     ``len(plan)`` is the number of batches, ``plan[k]`` the samples of batch k, and a slice is a plan again.
 
@@ -73,6 +83,7 @@ class BatchPlan:
     curriculum: CurriculumReport | None = None
     max_items: int | None = None
     balanced_ranks: int | None = None
+    labels: Labels | None = None
 
     @never_raises
     def __repr__(self) -> str:

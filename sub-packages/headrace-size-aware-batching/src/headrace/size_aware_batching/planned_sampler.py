@@ -34,6 +34,7 @@ class PlannedSampler(SizeAwareSampler):
         options: The arguments that decide which batches there are.
         sizes: Size of each sample.
         work: Work of each sample; None where it follows from the sizes.
+        by: Label of each sample; None for no labels.
         sampler: Order of the samples; None for one of our own.
         seed: Key of all randomness.
         plan_cache: Directory for the sorted order of the samples.
@@ -47,6 +48,7 @@ class PlannedSampler(SizeAwareSampler):
         options: SamplerOptions,
         sizes: Any,
         work: Any,
+        by: Any,
         sampler: Iterable[int] | None,
         seed: int,
         plan_cache: str | os.PathLike[str] | None,
@@ -63,7 +65,9 @@ class PlannedSampler(SizeAwareSampler):
         cache = None if plan_cache is None else PlanCache(plan_cache)
         if cache is not None and options.strategy == "sequential":
             warn("plan_cache has no effect with strategy='sequential', which sorts nothing: leave it out")
-        samples = Samples.read(sizes, options, work, cache)
+        if cache is not None and by is not None:
+            warn("plan_cache has no effect with by, which sorts the samples of each label by themselves: leave it out")
+        samples = Samples.read(sizes, options, work, by, cache)
         user_sampler = NoUserSampler() if sampler is None else UserSampler(sampler, len(samples))
         super().__init__(
             SizeAwarePlanner.from_samples(type(self).__name__, samples, options, user_sampler, seed),
@@ -206,6 +210,7 @@ class PlannedSampler(SizeAwareSampler):
             curriculum=None if shares is None else CurriculumReport(options.curriculum or 0, *shares),
             max_items=options.max_items,
             balanced_ranks=None if options.strategy == "sequential" else plan.balanced_ranks,
+            labels=samples.labels,
         )
 
     def report(self, epoch: int | None = None) -> PlanReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,6 +110,37 @@ class CurriculumReport:
         }
 
 
+@dataclass(frozen=True)
+class LabelReport:
+    """Figures about the batches of one label.
+
+    Args:
+        label: The label.
+        batches: Number of its batches.
+        samples: Number of samples in them; pieces of a sample count as samples.
+        fill: Mean cost of these batches as a share of the budget, of the column that all batches fill most.
+    """
+
+    label: int | str
+    batches: int
+    samples: int
+    fill: float
+
+    @classmethod
+    def of_plan(cls, plan: BatchPlan, fills: NDArray[np.float64]) -> tuple[LabelReport, ...]:
+        """Return the figures of each label of a plan, by the fill of each batch; none without labels."""
+        if plan.labels is None:
+            return ()
+        names, numbers = plan.labels.names, labels_of_batches(plan)
+        batches, samples, filled = (
+            np.bincount(numbers, weights, len(names)) for weights in (None, np.diff(plan.offsets), fills)
+        )
+        return tuple(
+            cls(names[label], int(batches[label]), int(samples[label]), float(filled[label] / batches[label]))
+            for label in np.flatnonzero(batches).tolist()
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class PlanReport:
     """Figures about the batches of an epoch.
@@ -158,6 +190,8 @@ class PlanReport:
             samples of similar size; 0 is random. NaN with fewer than three steps, or if all have the same mean.
         balanced_ranks: Number of ranks for which the order of the batches balances the steps: the argument, or that
             with which the run began, or would begin now. None with ``"sequential"`` and ``tokens_per_step``.
+        labels: With ``by``: figures of each label that has batches. The table shows their number, and the label whose
+            batches are least full.
     """
 
     batches: int
@@ -189,6 +223,7 @@ class PlanReport:
     curriculum: CurriculumReport | None = None
     autocorrelation: float = math.nan
     balanced_ranks: int | None = None
+    labels: tuple[LabelReport, ...] = ()
 
     @classmethod
     def from_plan(
@@ -233,7 +268,7 @@ class PlanReport:
             fills=tuple(fills.tolist()),
             over_budget=int((costs > np.array(plan.budget)).any(axis=1).sum()),
             num_replicas=num_replicas,
-            steps=n_steps(len(plan), num_replicas, plan.tail),
+            steps=sum(n_steps(count, num_replicas, plan.tail) for count in np.diff(runs_of_steps(plan)).tolist()),
             imbalance=float(steps.max(axis=1).mean()) if len(steps) else 1.0,
             oversize=oversize,
             skipped=oversize if plan.skipped else 0,
@@ -244,6 +279,7 @@ class PlanReport:
             curriculum=plan.curriculum,
             autocorrelation=likeness_of_steps(plan, num_replicas, column_of_sizes),
             balanced_ranks=plan.balanced_ranks,
+            labels=LabelReport.of_plan(plan, shares[:, column]),
         )
 
     def __str__(self) -> str:
@@ -263,9 +299,14 @@ class PlanReport:
 
     def cells(self) -> dict[str, str]:
         """Return the figures as they are printed, by name."""
-        cells = {field.name: _shown(field.name, getattr(self, field.name)) for field in fields(self)}
+        names = [field.name for field in fields(self) if field.name != "labels"]
+        cells = {name: _shown(name, getattr(self, name)) for name in names}
         for name in ("size", "budget", "largest", "fill"):
             cells[name] = cells.pop(f"{name}s")
+        if self.labels:
+            least = min(self.labels, key=lambda each: each.fill)
+            cells["labels"] = _shown("", len(self.labels))
+            cells["least_full_label"] = f"{_shown('fill', least.fill)} {least.label!r}"
         of_padding = ("padded", "padding", "shapes", "shapes_cost") if self.cost == SumCost.name else ()
         cells |= dict.fromkeys(of_padding, "-")
         for part in (self.optimizer_steps, self.curriculum):
@@ -344,11 +385,29 @@ def fewest_batches(plan: BatchPlan) -> int:
 
 def relative_work(plan: BatchPlan, num_replicas: int) -> NDArray[np.float64]:
     """Return the work of each rank in each whole step, the mean rank's being 1, shape ``[steps, num_replicas]``."""
-    whole = len(plan) // num_replicas * num_replicas
-    work = batch_work(plan)[:whole].reshape(-1, num_replicas)
+    runs = pairwise(runs_of_steps(plan).tolist())
+    whole = [np.arange(first, stop - num_replicas + 1, num_replicas) for first, stop in runs]
+    starts = np.concatenate([np.zeros(0, np.int64), *whole])
+    work = batch_work(plan)[starts[:, None] + np.arange(num_replicas)]
     mean = work.mean(axis=1, keepdims=True)
     relative: NDArray[np.float64] = np.divide(work, mean, out=np.ones_like(work), where=mean > 0)
     return relative
+
+
+def labels_of_batches(plan: BatchPlan) -> NDArray[Any]:
+    """Return the label of each batch by number; 0 without labels."""
+    if plan.labels is None:
+        return np.zeros(len(plan), np.int64)
+    labels: NDArray[Any] = plan.labels.numbers[plan.indices[plan.offsets[:-1]]]
+    return labels
+
+
+def runs_of_steps(plan: BatchPlan) -> NDArray[np.int64]:
+    """Return where the runs of batches begin, and the last one ends, that share no step with others."""
+    if plan.labels is None or not plan.labels.per_step:
+        return np.array([0, len(plan)])
+    labels = labels_of_batches(plan)
+    return np.concatenate([[0], np.flatnonzero(labels[1:] != labels[:-1]) + 1, [len(plan)]])
 
 
 def likeness_of_steps(plan: BatchPlan, num_replicas: int, column: int = 0) -> float:

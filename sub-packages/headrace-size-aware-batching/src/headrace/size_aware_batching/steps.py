@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.size_aware_batching._shared.checks import checked_int, shown
-from headrace.size_aware_batching._shared.columns import array_of_column
 from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.ranks import Mesh, Ranks
 from headrace.size_aware_batching._validation import checked_flag, one_of, whole_number
 from headrace.size_aware_batching.planning.costs import CostFunction, SumCost, columns_of
+from headrace.size_aware_batching.planning.labels import names_of_samples
 from headrace.size_aware_batching.planning.limits import Budget, CountLimits, plain_budget
 from headrace.size_aware_batching.planning.micro_batches.balancing import assign_ranks, lockstep
 from headrace.size_aware_batching.planning.micro_batches.bounds import least_value, rank_bound
@@ -39,7 +38,7 @@ from headrace.size_aware_batching.planning.options import Options
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.prepared import PreparedSizes, prepare
 from headrace.size_aware_batching.planning.units import whole_units
-from headrace.size_aware_batching.sizes.read import plain_index, read_sizes, work_vector
+from headrace.size_aware_batching.sizes.read import read_sizes, work_vector
 
 __all__ = ["StepPlan", "StepReport", "plan_step"]
 
@@ -392,19 +391,7 @@ def work_columns(work: Any, n_samples: int, cost: object) -> dict[str, NDArray[n
 
 def group_numbers(group_by: Any, n_samples: int) -> NDArray[np.int64]:
     """Return the number of each sample's group, from 0 on; ``0`` and ``"0"`` are two groups."""
-    if isinstance(group_by, tuple) and len(group_by) == n_samples:  # two names, not a file and its column
-        group_by = list(group_by)
-    expected = f"group_by must hold an int or a string for each of {counted(n_samples, 'sample')}"
-    column = array_of_column(group_by, "group_by")
-    if isinstance(column, str | bytes | Mapping | Set) or not isinstance(column, Iterable):
-        raise TypeError(f"{expected}, got {shown(group_by)} of type {type(group_by).__name__}")
-    given = column.tolist() if isinstance(column, np.ndarray | torch.Tensor) else list(column)
-    if len(given) != n_samples:
-        raise ValueError(f"{expected}, got {len(given)}")
-    names = [name if isinstance(name, str | bool) else plain_index(name) for name in given]
-    wrong = (place for place, name in enumerate(names) if isinstance(name, bool) or not isinstance(name, int | str))
-    if (place := next(wrong, None)) is not None:
-        raise TypeError(f"{expected}, got {shown(given[place])} at index {place}")
+    names = names_of_samples(group_by, n_samples, "group_by")
     numbers = {name: number for number, name in enumerate(sorted(set(names), key=lambda name: (str(type(name)), name)))}
     return np.array([numbers[name] for name in names], np.int64)
 

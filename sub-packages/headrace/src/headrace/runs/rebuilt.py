@@ -145,7 +145,7 @@ class Run:
         try:
             made.load_state_dict(self.state)
         except StateMismatchError as error:
-            unknown = "; a sampler that is no mixture, work and functions are not in the state"
+            unknown = "; a sampler that is no mixture, labels, work and functions are not in the state"
             if mixture is not None and mixture.mixture["per"] == "token":
                 unknown += f"; {_OTHER_TOKENS}"
             raise ValueError(f"{error.reason}{unknown}: {IN_PYTHON}") from error

@@ -1,9 +1,10 @@
 """The batches of an epoch, or of a part of it, found at any position without planning those before."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,13 @@ FIRST_CUT, LONGEST_CUT = 2**14, 2**18  # samples cut at a time: few at first, so
 # a step has 1.0003, 1.0001, 1.0000 times the mean work.
 SAMPLES_SHUFFLED_TOGETHER = 170_000
 LOOKUP_RATIO = 64  # times as many samples there are as are taken away, where these are looked up one by one
+
+
+class Ascending(Protocol):
+    """Numbers that do not fall: an array, or what makes them as they are looked up."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int, /) -> Any: ...
 
 
 class BatchList(ABC):
@@ -45,6 +53,24 @@ class BatchList(ABC):
     @abstractmethod
     def batch(self, number: int) -> NDArray[Any]:
         """Return the samples of one batch, by its number."""
+
+    def span(self, first: int, stop: int) -> Batches:
+        """Return some batches, by their numbers."""
+        parts, counts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        missing = stop - first
+        for samples, offsets in self.batches(self.position_of(first)) if missing else ():
+            taken = offsets[: missing + 1]
+            parts.append(samples[: taken[-1]])
+            counts.append(np.diff(taken))
+            missing -= len(taken) - 1
+            if not missing:
+                break
+        return np.concatenate(parts), np.cumsum([0, *np.concatenate(counts)])
+
+    def labels_of_batches(self, labels: NDArray[Any]) -> NDArray[Any]:
+        """Return the label of each batch, by those of the samples: batches hold samples of one label."""
+        parts = [labels[samples[offsets[:-1]]] for samples, offsets in self.batches()]
+        return np.concatenate([labels[:0], *parts])
 
     def samples(self, stop: int) -> NDArray[Any]:
         """Return the samples up to a position, in the order of the list; only their windows are planned."""
@@ -169,7 +195,7 @@ class GroupedList(BatchList):
     ``starts`` is the first position of each group and, last, the number of samples.
     """
 
-    def __init__(self, starts: NDArray[np.int64]) -> None:
+    def __init__(self, starts: Ascending) -> None:
         self.starts, self.n_samples = starts, int(starts[-1])
         self._latest: tuple[int, Batches] | None = None
 
@@ -224,9 +250,9 @@ class GroupedList(BatchList):
         return indices[offsets[inside] : offsets[inside + 1]]
 
 
-def index_at(ascending: NDArray[np.int64], value: int) -> int:
+def index_at(ascending: Ascending, value: int) -> int:
     """Return the last place whose number is not greater than a value."""
-    return int(np.searchsorted(ascending, value, side="right")) - 1
+    return bisect_right(ascending, value) - 1
 
 
 PlanWindow: TypeAlias = Callable[[NDArray[Any], int], Batches]  # samples of a window, and its key -> their batches
@@ -238,6 +264,7 @@ class WindowedList(GroupedList):
     def __init__(self, order: Order, starts: NDArray[np.int64], plan_window: PlanWindow, key: int) -> None:
         super().__init__(starts)
         self._order, self.plan_window, self.key = order, plan_window, key
+        self.starts: NDArray[np.int64] = starts
 
     @property
     def order(self) -> SliceOrder:
@@ -400,10 +427,18 @@ class StrataList(GroupedList):
         goes_to = shuffle_sorted_chunks(work, key, in_order.batches_before + before, length, share)
         comes_from = np.empty_like(goes_to)
         comes_from[goes_to] = np.arange(len(goes_to))
-        begins, lengths = begins[comes_from], lengths[comes_from]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        inside = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
+        inside, offsets = in_sequence(begins[comes_from], lengths[comes_from])
         return in_order.by_size[places[inside]], offsets
+
+
+def in_sequence(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of batches that begin at these places of a list, one after the other, and their offsets.
+
+    >>> in_sequence(np.array([3, 0]), np.array([2, 3]))[0].tolist()
+    [3, 4, 0, 1, 2]
+    """
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths), offsets
 
 
 class ChainedList(BatchList):

@@ -9,7 +9,8 @@ import numpy as np
 from headrace.size_aware_batching._shared.digest import array_digest, text_digest
 
 WHOLE, PART = 32, 4  # hex digits
-OPTIONAL = ("extra_per_sample",)  # parts, the last ones, that a fingerprint has where one of them is given
+# The last parts, which a fingerprint has where one of them is given.
+OPTIONAL = ("extra_per_sample", "by", "label_per")
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:

@@ -100,7 +100,8 @@ def balance_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) 
     """Make batches of like work from samples that fit into fewer; None where the limits do not let them.
 
     Sums go to the batch with the least work so far, the largest first (LPT, Graham 1969); batches that are padded are
-    neighbours in size, and None where those have several columns or work of their own.
+    neighbours in size, and None where those have several columns or work of their own. None, too, for samples of
+    several labels.
 
     >>> from headrace.size_aware_batching.planning.costs import SumCost
     >>> from headrace.size_aware_batching.planning.limits import SumLimits
@@ -110,7 +111,7 @@ def balance_evenly(sized: PreparedSizes, samples: NDArray[Any], n_batches: int) 
     ([0, 1, 2, 3], [0, 2, 4])
     """
     limits, sizes = sized.limits, sized.sizes[samples]
-    if limits.multiple > 1:
+    if limits.multiple > 1 or (sized.labels is not None and np.ptp(sized.labels[samples])):
         return None
     if isinstance(limits, CountLimits):
         if sizes.ndim > 1 or sized.work is not None:

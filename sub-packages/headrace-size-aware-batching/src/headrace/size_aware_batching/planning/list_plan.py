@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from headrace.size_aware_batching.planning.distribution import (
     last_known,
     n_steps,
 )
-from headrace.size_aware_batching.planning.last_step import balance_evenly
+from headrace.size_aware_batching.planning.last_step import Balance, Batches, balance_evenly
 from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.pieces import Pieces
 from headrace.size_aware_batching.planning.prepared import PreparedSizes
@@ -76,15 +76,20 @@ class ListPlan:
 
     def steps(self, place: Place, world: int, all_ranks: bool) -> Iterator[Steps]:
         """Yield the steps from a place on."""
-        balance = None if all_ranks or self.keeps_order else partial(balance_evenly, self.sized)
-        batches = self.batch_list.batches(self._inside(place.position))
-        dealt, warning_once = distribute_steps(batches, world, self.tail, balance), self.warning_once
+        dealt, warning_once = self._distributed(self._inside(place.position), world, all_ranks), self.warning_once
         if self.warns_of_correlation:
             dealt, correlated = with_warning_of_correlation(
                 dealt, self.sized.sizes.__getitem__, self.balanced_ranks, world, ACCEPTED
             )
             warning_once = "\n".join(filter(None, (warning_once, correlated)))
         yield from as_steps(self, dealt, place.position, world, self.tail, warning_once=warning_once)
+
+    def _distributed(self, position: int, world: int, all_ranks: bool) -> Iterator[Dealt]:
+        """Yield the steps of the list from a position on."""
+        return distribute_steps(self.batch_list.batches(position), world, self.tail, self._balance(all_ranks))
+
+    def _balance(self, all_ranks: bool) -> Balance | None:
+        return None if all_ranks or self.keeps_order else partial(balance_evenly, self.sized)
 
     def n_steps(self, place: Place, world: int, most: int = NO_LIMIT) -> int:
         """Return the number of steps from a place on."""
@@ -96,19 +101,36 @@ class ListPlan:
         All steps before it consist of complete batches of the list. Near the end of an epoch batches are split, so
         there the step is an earlier one.
         """
-        batches, position = self.batch_list, self._inside(place.position)
-        left = batches.count(position)
-        before = batches.count() - left
-        if batches.position_of(before) != position:  # inside a batch: other ranks stopped there
+        count, before = self._count(place)
+        if self.batch_list.position_of(before) != self._inside(
+            place.position
+        ):  # inside a batch: other ranks stopped there
             return 0, place
-        steps, back = min(steps, left // world), 1
+        steps = self._whole_steps(before, count, world, steps)
+        return steps, self._place_of(before + steps * world) if steps else place
+
+    def _count(self, place: Place) -> tuple[int, int]:
+        """Return the number of batches of the list, and of those before a place."""
+        count = self.batch_list.count()
+        return count, count - self.batch_list.count(self._inside(place.position))
+
+    def _place_of(self, number: int) -> Place:
+        """Return the place where a batch begins, by its number."""
+        return Place(self.start + self.batch_list.position_of(number))
+
+    def _whole_steps(self, first: int, stop: int, world: int, most: int) -> int:
+        """Return a number of steps, at most so many, that hold complete batches from one on and leave enough samples.
+
+        ``first`` and ``stop`` are numbers of batches, of which the steps are made.
+        """
+        batches, end, left = self.batch_list, self.batch_list.position_of(stop), stop - first
+        steps, back = min(most, left // world), 1
         while steps > 0:
-            reached = batches.position_of(before + steps * world)
-            spare = (batches.n_samples - reached) - (left - steps * world)
+            spare = (end - batches.position_of(first + steps * world)) - (left - steps * world)
             if self.tail != "split" or spare >= world - 1:
-                return steps, Place(self.start + reached)
+                return steps
             steps, back = steps - back, 2 * back
-        return 0, place
+        return 0
 
     def place(self, position: int, _began: Place, _world: int) -> Place:
         """Return the place of a position."""
@@ -161,6 +183,73 @@ class ListPlan:
     def position_of_draw(self, draw: int) -> int:
         """Return the first position that may hold a draw of a user's order, or a later one."""
         return self.start + self.batch_list.position_of_draw(draw)
+
+
+class OneLabelPlan(ListPlan):
+    """The plan of a list in which all batches of a step have one label: steps begin anew where the label changes."""
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """Number of batches up to the end of each run of batches of one label."""
+        labels = self.batch_list.labels_of_batches(cast(NDArray[Any], self.sized.labels))
+        return np.append(np.flatnonzero(labels[1:] != labels[:-1]) + 1, len(labels))
+
+    def _ends_after(self, number: int) -> NDArray[np.int64]:
+        """Return the ends of the runs from a batch on."""
+        return self._ends[np.searchsorted(self._ends, number, side="right") :]
+
+    def steps(self, place: Place, world: int, all_ranks: bool) -> Iterator[Steps]:
+        """Yield the steps from a place on; the first of those that repeat samples says so for all."""
+        warning = (
+            f"label_per='step': the last batches of some labels hold too few samples for one on each of {world} ranks, "
+            "so some samples are repeated: leave out such labels, or choose label_per='batch'"
+        )
+        for steps in super().steps(place, world, all_ranks):
+            yield steps._replace(warning=warning) if steps.warning else steps
+            warning = "" if steps.warning else warning
+
+    def _distributed(self, position: int, world: int, all_ranks: bool) -> Iterator[Dealt]:
+        """Yield the steps of each run by themselves."""
+        balance, (_, before) = self._balance(all_ranks), self._count(Place(self.start + position))
+        counts = np.diff(self._ends_after(before), prepend=before)
+        for run in in_runs(self.batch_list.batches(position), counts.tolist()):
+            yield from distribute_steps([run], world, self.tail, balance)
+
+    def n_steps(self, place: Place, world: int, most: int = NO_LIMIT) -> int:
+        """Return the number of steps from a place on."""
+        _, before = self._count(place)
+        counts = np.diff(self._ends_after(before), prepend=before)
+        return min(most, int((-(-counts // world)).sum()))
+
+    def seek(self, place: Place, world: int, steps: int) -> tuple[int, Place]:
+        """Return a step and its place, near the latest one that is at most ``steps`` after a place."""
+        _, before = self._count(place)
+        ends = self._ends_after(before)
+        passed = np.cumsum(-(-np.diff(ends, prepend=before) // world))
+        run = int(np.searchsorted(passed, steps, side="right"))
+        if not run:
+            return 0, place
+        first, done = int(ends[run - 1]), int(passed[run - 1])
+        more = self._whole_steps(first, int(ends[run]), world, steps - done) if run < len(ends) else 0
+        return done + more, self._place_of(first + more * world)
+
+
+def in_runs(batches: Iterable[Batches], counts: Iterable[int]) -> Iterator[Batches]:
+    """Yield batches again, so many at a time.
+
+    >>> parts = [(np.array([7, 8]), np.array([0, 1, 2])), (np.array([9]), np.array([0, 1]))]
+    >>> [samples.tolist() for samples, _ in in_runs(parts, [1, 2])]
+    [[7], [8, 9]]
+    """
+    parts, samples, offsets = iter(batches), np.zeros(0, np.int64), np.zeros(1, np.int64)
+    for count in counts:
+        while len(offsets) <= count:
+            more, begins = next(parts)
+            samples = np.concatenate([samples, more])
+            offsets = np.concatenate([offsets, offsets[-1] + begins[1:]])
+        end = offsets[count]
+        yield samples[:end], offsets[: count + 1]
+        samples, offsets = samples[end:], offsets[count:] - end
 
 
 def with_warning_of_correlation(

@@ -18,10 +18,12 @@ from headrace.size_aware_batching.sizes.read import plain_extra
 Strategy = Literal["sequential", "stratified", "bucketed", "packed"]
 Tail = Literal["split", "pad", "drop"]
 Oversize = Literal["raise", "skip", "own_batch", "split"]
+LabelPer = Literal["batch", "step"]
 StreamOversize = Literal["raise", "skip", "own_batch"]  # of elements that have no index
 STRATEGIES: tuple[Strategy, ...] = ("sequential", "stratified", "bucketed", "packed")
 SORTING: tuple[Strategy, ...] = ("stratified", "packed", "bucketed")
 TAILS: tuple[Tail, ...] = ("split", "pad", "drop")
+LABEL_PER: tuple[LabelPer, ...] = ("batch", "step")
 OVERSIZE: tuple[Oversize, ...] = ("raise", "skip", "own_batch", "split")
 STREAM_OVERSIZE: tuple[StreamOversize, ...] = ("raise", "skip", "own_batch")
 LARGEST_MULTIPLE = 2**31
@@ -116,9 +118,9 @@ class Options:
             )
         for name, default, strategies, why in _OF_STRATEGIES:
             if (value := getattr(self, name)) != default and self.strategy not in strategies:
-                *others, last = map(repr, strategies)
-                allowed = f"{', '.join(others)} and {last}" if others else last
-                raise ValueError(f"{name}={shown(value)} goes with strategy={allowed}, got {self.strategy!r}{why}")
+                raise ValueError(
+                    f"{name}={shown(value)} goes with strategy={_listed(strategies)}, got {self.strategy!r}{why}"
+                )
 
     @property
     def fingerprint_parts(self) -> dict[str, Any]:
@@ -186,7 +188,8 @@ class SamplerOptions(Options):
     """The arguments of a batch sampler that decide which batches there are.
 
     ``max_length`` is as it was given; its columns are known with the sizes. With ``tokens_per_step`` they are those of
-    optimizer steps, in which the samples come in the order of the list.
+    optimizer steps, in which the samples come in the order of the list. ``label_per`` is None where samples have no
+    labels.
     """
 
     max_total_size: Any = None
@@ -195,10 +198,13 @@ class SamplerOptions(Options):
     extra_per_sample: Any = None
     tokens_per_step: Any = None
     accumulate: int | None = None
+    label_per: LabelPer | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("tail", self.tail, TAILS)
+        if self.label_per is not None:
+            self._refuse_labels()
         object.__setattr__(self, "accumulate", whole_number("accumulate", self.accumulate))
         if self.tokens_per_step is not None:
             object.__setattr__(self, "tokens_per_step", TokenSchedule.from_argument(self.tokens_per_step).value)
@@ -209,6 +215,11 @@ class SamplerOptions(Options):
     def from_arguments(cls, arguments: Mapping[str, Any]) -> SamplerOptions:
         """Return the options among the arguments of a sampler."""
         options = {name: arguments[name] for name in (*CHANGEABLE, "accumulate") if name in arguments}
+        one_of("label_per", label_per := arguments.get("label_per", "batch"), LABEL_PER)
+        if arguments.get("by") is not None:
+            options["label_per"] = label_per
+        elif label_per != "batch":
+            raise ValueError(f"label_per={label_per!r} goes with by=, the label of each sample, got by=None: give both")
         options["strategy"], options["cost"] = implied(options.get("strategy"), options["cost"])
         return cls(**options)
 
@@ -224,6 +235,20 @@ class SamplerOptions(Options):
             f", extra_per_sample={shown(self.extra_per_sample)} included" if self.extra_per_sample is not None else ""
         )
 
+    def _refuse_labels(self) -> None:
+        if self.strategy not in SORTING:
+            raise ValueError(f"by goes with strategy={_listed(SORTING)}, got {self.strategy!r}{_KEEPS_ORDER}")
+        if self.curriculum is not None:
+            raise ValueError(
+                f"curriculum={self.curriculum} and by were both given, but each of them decides which batches come "
+                "first: leave out one"
+            )
+        if self.label_per == "step" and self.tail == "drop":
+            raise ValueError(
+                "label_per='step' goes with tail='split' and 'pad', got 'drop': it would drop the last batches of each "
+                "label, and small labels as a whole"
+            )
+
     def recorded(self, max_length: Any) -> dict[str, Any]:
         """Return the arguments that may change, in JSON; a function is recorded as such."""
         own = {**vars(self), "max_length": max_length}
@@ -233,6 +258,11 @@ class SamplerOptions(Options):
     def changed(self, recorded: Mapping[str, Any]) -> SamplerOptions:
         """Return the arguments with others that a record has."""
         return replace(self, **recorded)
+
+
+def _listed(strategies: Sequence[Strategy]) -> str:
+    *others, last = map(repr, strategies)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def as_json(value: Any) -> Any:

@@ -19,7 +19,8 @@ from headrace.size_aware_batching._shared.run import History
 from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
-from headrace.size_aware_batching.planning.list_plan import ListPlan
+from headrace.size_aware_batching.planning.labelled_lists import LabelledLists
+from headrace.size_aware_batching.planning.list_plan import ListPlan, OneLabelPlan
 from headrace.size_aware_batching.planning.options import (
     CHANGEABLE,
     RECORDED_IF_GIVEN,
@@ -48,6 +49,7 @@ from headrace.size_aware_batching.planning.user_sampler import (
 CACHE_SIZE = 2  # plans of a planner, as a report compares two epochs; and planners of other settings
 ABSENT: dict[str, Any] = dict.fromkeys(RECORDED_IF_GIVEN)
 SizeAwarePlan: TypeAlias = ListPlan | TokenPlan
+Lists: TypeAlias = BatchLists | LabelledLists
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ class SizeAwarePlanner:
     _others: dict[Any, SizeAwarePlanner] = field(default_factory=dict, repr=False)
     _fingerprints: dict[str | None, str] = field(default_factory=dict, repr=False)
     _plans: dict[Any, tuple[Any, SizeAwarePlan]] = field(default_factory=dict, init=False, repr=False)
-    _lists: dict[Ramp | None, BatchLists] = field(default_factory=dict, init=False, repr=False)
+    _lists: dict[Ramp | None, Lists] = field(default_factory=dict, init=False, repr=False)
     _counts: dict[tuple[int, int], int] = field(default_factory=dict, init=False, repr=False)  # optimizer steps
 
     version = STATE_VERSION
@@ -97,7 +99,7 @@ class SizeAwarePlanner:
         prepared = prepare(to_plan, options.max_total_size, options, largest=largest)
         if len(prepared.sizes) and not prepared.n_samples:
             raise all_are_skipped(len(prepared.sizes), options.max_total_size)
-        prepared = replace(prepared, work=samples.planned_work)
+        prepared = replace(prepared, work=samples.planned_work, labels=samples.planned_labels)
         made = cls(name, samples, options, prepared, user_sampler, seed, mixed=user_sampler.mixed)
         if made.token_steps is not None:
             made.token_steps.refuse_short_steps()
@@ -204,7 +206,9 @@ class SizeAwarePlanner:
         return self._list_plan(lists.of_epoch(self.key(epoch), ranks, epoch, order), world)
 
     def _list_plan(self, batches: BatchList, first_world: int, **rest: Any) -> ListPlan:
-        return ListPlan(
+        labels = self.samples.labels
+        kind = ListPlan if labels is None or not labels.per_step else OneLabelPlan
+        return kind(
             batches,
             first_world,
             self.prepared,
@@ -229,11 +233,16 @@ class SizeAwarePlanner:
         steps = None if self.token_steps is not None else self.options.curriculum
         return None if steps is None else Ramp(steps, world)
 
-    def lists(self, ramp: Ramp | None) -> BatchLists:
+    def lists(self, ramp: Ramp | None) -> Lists:
         """Return what makes the list of each epoch."""
         if ramp not in self._lists:
-            self._lists[ramp] = BatchLists(self.prepared, self.options, ramp, self._presorted)
+            self._lists[ramp] = self._made_lists(self.prepared, ramp, self._presorted)
         return self._lists[ramp]
+
+    def _made_lists(self, prepared: PreparedSizes, ramp: Ramp | None, presorted: Presorted | None) -> Lists:
+        if prepared.labels is not None:
+            return LabelledLists(prepared, self.options)
+        return BatchLists(prepared, self.options, ramp, presorted)
 
     def known_count(self) -> int | None:
         """Return the number of batches of every epoch, if it is known without planning."""
@@ -277,6 +286,7 @@ class SizeAwarePlanner:
         """Return the planner without a limit on the shapes of batches."""
         options = replace(self.options, shapes=None, curriculum=None)
         prepared = prepare(self.samples.to_plan, options.max_total_size, options)
+        prepared = replace(prepared, labels=self.samples.planned_labels)
         return replace(self, options=options, all_prepared=prepared, _others={}, _fingerprints={})
 
     # Optimizer steps.
@@ -378,11 +388,8 @@ class SizeAwarePlanner:
             if prepared.kept is not None:
                 order = order.kept(prepared.kept, len(prepared.sizes))
         key = int(fold_in(self.seed, epoch, position)[0])
-        lists, ranks = (
-            BatchLists(prepared, self.options, presorted=presorted),
-            self.options.balanced_for(before.first_world),
-        )
-        batches = lists.of_epoch(key, ranks, order=order)
+        ranks = self.options.balanced_for(before.first_world)
+        batches = self._made_lists(prepared, None, presorted).of_epoch(key, ranks, order=order)
         return self._list_plan(batches, before.first_world, start=position, retired=retired)
 
     def _reweighted(self, rest: SliceOrder, epoch: int, before: ListPlan) -> SliceOrder:
@@ -444,6 +451,8 @@ class SizeAwarePlanner:
             "work": samples.work,
             "tokens_per_step": self.options.tokens_per_step,
             "extra_per_sample": self.options.extra_per_sample,
+            "by": None if samples.labels is None else samples.labels.numbers,
+            "label_per": self.options.label_per,
         }
 
     @property

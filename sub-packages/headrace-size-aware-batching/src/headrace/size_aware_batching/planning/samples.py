@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching.planning.labels import Labels
 from headrace.size_aware_batching.planning.options import SamplerOptions
 from headrace.size_aware_batching.planning.pieces import Pieces, longest_piece, pieces_of
 from headrace.size_aware_batching.planning.plan_cache import PlanCache
@@ -31,6 +32,7 @@ class Samples:
     Args:
         sizes: Checked, and safe from changes.
         work: What steps are balanced by, shape ``[n]``; None where it follows from the sizes.
+        labels: Of which each batch holds one; None for no labels.
         max_length: Limit of each column.
         extra_per_sample: What a sample, or a piece of one, has beside its size in each column.
         pieces: Of long samples, with ``oversize="split"``.
@@ -40,6 +42,7 @@ class Samples:
 
     sizes: NDArray[Any]
     work: NDArray[np.float64] | None
+    labels: Labels | None
     max_length: tuple[float | None, ...]
     extra_per_sample: tuple[float, ...]
     pieces: Pieces | None
@@ -47,10 +50,13 @@ class Samples:
     cache: PlanCache | None
 
     @classmethod
-    def read(cls, sizes: Any, options: SamplerOptions, work: Any, cache: PlanCache | None) -> Samples:
-        """Read the sizes that users give."""
+    def read(cls, sizes: Any, options: SamplerOptions, work: Any, by: Any, cache: PlanCache | None) -> Samples:
+        """Read the sizes, and the work and the labels if there are any, that users give."""
         sizes = frozen_copy(read_sizes(sizes))
-        return cls.from_facts(SizeFacts(sizes), options, None if work is None else work_vector(work, len(sizes)), cache)
+        n_samples = len(sizes)
+        labels = None if by is None else Labels.from_argument(by, n_samples, options.label_per == "step")
+        given_work = None if work is None else work_vector(work, n_samples)
+        return cls.from_facts(SizeFacts(sizes), options, given_work, labels, cache)
 
     @classmethod
     def from_facts(
@@ -58,6 +64,7 @@ class Samples:
         facts: SizeFacts,
         options: SamplerOptions,
         work: NDArray[np.float64] | None,
+        labels: Labels | None,
         cache: PlanCache | None,
     ) -> Samples:
         """Return samples of sizes that were read before."""
@@ -69,7 +76,7 @@ class Samples:
         if options.oversize == "split":
             longest = longest_piece(sizes, options.max_total_size, options.batch_cost, max_length[0], extras[0])
             pieces = None if math.isinf(longest) else pieces_of(sizes, longest)
-        return cls(sizes, work, max_length, extras, pieces, facts, cache)
+        return cls(sizes, work, labels, max_length, extras, pieces, facts, cache)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -77,10 +84,10 @@ class Samples:
     def first(self, n: int, options: SamplerOptions) -> Samples:
         """Return the first n samples with other options."""
         if n == len(self):
-            return Samples.from_facts(self.facts, options, self.work, self.cache)
-        return Samples.from_facts(
-            SizeFacts(self.sizes[:n]), options, None if self.work is None else self.work[:n], self.cache
-        )
+            return Samples.from_facts(self.facts, options, self.work, self.labels, self.cache)
+        work = None if self.work is None else self.work[:n]
+        labels = None if self.labels is None else self.labels.first(n)
+        return Samples.from_facts(SizeFacts(self.sizes[:n]), options, work, labels, self.cache)
 
     @property
     def to_plan(self) -> NDArray[Any]:
@@ -95,6 +102,13 @@ class Samples:
             return self.work
         work: NDArray[np.float64] = self.work[self.pieces.samples] * self.pieces.shares
         return work
+
+    @property
+    def planned_labels(self) -> NDArray[Any] | None:
+        """Labels of what is planned, by number."""
+        if self.labels is None:
+            return None
+        return self.labels.numbers if self.pieces is None else self.labels.numbers[self.pieces.samples]
 
     def kept(self, kept: NDArray[Any] | None, excluded: Iterable[int]) -> NDArray[np.int64] | None:
         """Return the samples that are kept without those that are excluded; None for all."""

@@ -127,9 +127,7 @@ class BatchLists:
         n_samples = order.n_samples
         if options.strategy == "sequential" or not n_samples:
             return OrderedList(order, sized.sizes, sized.limits)
-        length = options.window or STRATA_STRATEGIES[options.strategy].order_window(sized)
-        n_windows = max(1, round(n_samples / length))
-        starts = np.arange(n_windows + 1) * n_samples // n_windows
+        starts = window_starts(sized, options, n_samples)
         return WindowedList(order, starts, whole_window(sized, options, balanced_ranks), key)
 
     def _with_ramp(self, key: int, balanced_ranks: int, ramp: Ramp, passed: int, fill: float) -> BatchList:
@@ -171,6 +169,13 @@ def whole_window(sized: PreparedSizes, options: Options, balanced_ranks: int) ->
         return StrataList(build_strata(sized, options, samples, n_windows=1, key=key), key, balanced_ranks).group(0)
 
     return plan_window
+
+
+def window_starts(sized: PreparedSizes, options: Options, n_samples: int) -> NDArray[np.int64]:
+    """Return where the windows of a user's order begin and the last one ends."""
+    length = options.window or STRATA_STRATEGIES[options.strategy].order_window(sized)
+    n_windows = max(1, round(n_samples / length))
+    return np.arange(n_windows + 1) * n_samples // n_windows
 
 
 def given_windows(options: Options, n_samples: int) -> int | None:

@@ -346,6 +346,7 @@ class PackedSteps(GroupedList):
         self, token_steps: TokenSteps, order: Order, starts: NDArray[np.int64], first: int, num_replicas: int
     ) -> None:
         super().__init__(starts)
+        self.starts: NDArray[np.int64] = starts
         self.token_steps, self.samples_of, self.num_replicas = token_steps, order, num_replicas
         self._rest: tuple[tuple[Any, ...], Batches, list[Segment]] | None = None  # the latest one
         self.stages = np.array([token_steps.schedule.stage(first + step) for step in range(len(starts) - 1)], np.int64)
