@@ -129,7 +129,8 @@ def picture(runs: Sequence[Run], shares: Sequence[Share], outcome: Outcome, path
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 10}):
         figure = Figure(figsize=(6, 17) if stacked else (13, 10.5), layout="constrained")
         if stacked:
-            axes = [part.subplots() for part in figure.subfigures(5, 1, height_ratios=[1, 1, 1, 1, 0.6])]
+            parts = figure.subfigures(5, 1, squeeze=False, height_ratios=[1, 1, 1, 1, 0.6])
+            axes = [part.subplots() for part in parts.flat]
         else:
             grid = figure.add_gridspec(3, 2, height_ratios=[1, 1, 0.35])
             places = [grid[0, 0], grid[0, 1], grid[1, 0], grid[1, 1], grid[2, :]]
