@@ -11,7 +11,6 @@ from pathlib import Path
 FINDS = {
     "migrate webdataset": "choose/from-webdataset",
     "jupyter": "how-to/jupyter",
-    "special tokens": "how-to/data",
     "lightningcli": "how-to/config",
     "hydra": "how-to/config",
     "config": "how-to/config",

@@ -58,6 +58,21 @@ def test_a_truncated_sample_counts_as_long_as_it_is_delivered(module: bool) -> N
     assert ratio == pytest.approx(np.minimum(LENGTHS, 40).mean())
 
 
+@pytest.mark.parametrize("cost", ["sum", "padded"])
+def test_the_fill_is_that_of_the_budget_that_is_filled_most(cost: Any) -> None:
+    sizes = np.stack([LENGTHS, 2 * np.array(LENGTHS)], axis=1)
+    options: dict[str, Any] = {"cost": cost, "extra_per_sample": (0, 3), "max_length": (None, 150)}
+    batches = DistributedSizeAwareBatchSampler(sizes, (900, 1000), num_replicas=1, rank=0, **options)
+    loader = ResumableLoader(range(len(LENGTHS)), batches, collate_fn=list)
+    for _ in loader:
+        pass
+    found, report = loader.metrics(), batches.report()
+    assert found["data/fill"] == pytest.approx(report.fill)
+    assert report.fills[0] < report.fill == report.fills[1]
+    ratio = found["data/tokens_per_second"] / found["data/samples_per_second"]
+    assert ratio == pytest.approx(np.mean(LENGTHS)), "the first column counts tokens"
+
+
 @pytest.mark.parametrize("long", [{}, {"oversize": "split", "max_length": 20}])
 def test_special_tokens_count(long: dict[str, Any]) -> None:
     batches: Any = DistributedSizeAwareBatchSampler(LENGTHS, extra_per_sample=2, **{**PADDED, **long})

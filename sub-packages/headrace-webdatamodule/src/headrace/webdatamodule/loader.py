@@ -587,7 +587,7 @@ class ResumableLoader(EpochLoader):
     def report(self) -> LoaderReport:
         """Return statistics of the delivered batches; after a resume also the progress of the epoch."""
         sampler, latest = self._present_sampler, self._progress.iteration
-        resumed, (cost, _) = None, batch_plans.budget_of(sampler)
+        resumed, (cost, _) = None, batch_plans.budgets_of(sampler)
         if self._resumed_at is not None:
             length, counted = None if latest is None else latest.length, self._counted_before
             resumed = Resumed(*self._resumed_at, self.epoch, self.steps, length, counted)
@@ -601,7 +601,8 @@ class ResumableLoader(EpochLoader):
         Returns:
             "data/samples_per_second". With sizes (of the loader or the batch sampler): "data/tokens_per_second" (from
             the sum of the sizes), "data/padding" (share of padded batches that is padding) and, if the batch sampler
-            has a budget, "data/fill" (share of the budget that is used). With several sources: "data/share/NAME" (share
+            has a budget, "data/fill" (share of the budget that is used, of several that which is used most). With
+            several sources: "data/share/NAME" (share
             of the samples) and, with sizes, "data/token_share/NAME" (share of the tokens); of a mixture also
             "data/asked_share/NAME" or, where its shares refer to tokens, "data/asked_token_share/NAME".
             "data/wait_seconds" and "data/wait_share": the time that the loop waited for data, and its share of the
@@ -613,7 +614,7 @@ class ResumableLoader(EpochLoader):
         ['data/samples_per_second', 'data/wait_seconds', 'data/wait_share']
         """
         asked = partial(batch_plans.asked_shares, self._present_sampler)
-        return self._stats.metrics(*batch_plans.budget_of(self._present_sampler), asked)
+        return self._stats.metrics(*batch_plans.budgets_of(self._present_sampler), asked)
 
     def close(self) -> None:
         """End the workers and close the files of `IndexedShards`; both are restored when needed."""
@@ -845,8 +846,8 @@ class ResumableLoader(EpochLoader):
 
     def _sum_budget(self) -> float | None:
         """The budget of batches that counts the sum of the sizes; None without one."""
-        cost, budget = batch_plans.budget_of(self._present_sampler)
-        return budget if isinstance(cost, str) and cost == "sum" else None
+        cost, budgets = batch_plans.budgets_of(self._present_sampler)
+        return budgets[0] if isinstance(cost, str) and cost == "sum" and budgets else None
 
     def _warn_if_padded(self, batch: Any, budget: float) -> None:
         """Warn once of a batch that is padded beyond a budget which counts the sum of the sizes."""

@@ -489,28 +489,31 @@ def sizes_of(batch_sampler: Any) -> Any:
     return getattr(batch_sampler, "sizes", None) if counts_sizes(batch_sampler) else None
 
 
-def longest_of(batch_sampler: Any) -> float:
-    """The size up to which a batch sampler counts a sample, which `collate_fn` truncates; else infinite."""
-    longest: Any = getattr(batch_sampler, "max_length", None) if counts_sizes(batch_sampler) else None
-    if isinstance(longest, Sequence) and longest:
-        longest = longest[0]
-    return float(longest) if isinstance(longest, int | float) else math.inf
+def longest_of(batch_sampler: Any, columns: int) -> list[float]:
+    """The size up to which a batch sampler counts a sample in each column, as `collate_fn` truncates; else infinite."""
+    longest = getattr(batch_sampler, "max_length", None) if counts_sizes(batch_sampler) else None
+    return _of_columns(longest, columns, math.inf)
 
 
-def extra_of(batch_sampler: Any) -> float:
-    """What a batch sampler counts of each sample beside its size, such as special tokens."""
-    extra: Any = getattr(batch_sampler, "extra_per_sample", None) if counts_sizes(batch_sampler) else None
-    if isinstance(extra, Sequence) and extra:
-        extra = extra[0]
-    return float(extra) if isinstance(extra, int | float) else 0.0
+def extra_of(batch_sampler: Any, columns: int) -> list[float]:
+    """What a batch sampler counts of each sample beside its size in each column, such as special tokens."""
+    extra = getattr(batch_sampler, "extra_per_sample", None) if counts_sizes(batch_sampler) else None
+    return _of_columns(extra, columns, 0.0)
 
 
-def budget_of(batch_sampler: Any) -> tuple[Any, float | None]:
-    """The cost of a batch, such as "sum", and its budget, the first one of several; None where it does not say."""
+def _of_columns(values: Any, columns: int, missing: float) -> list[float]:
+    """A number for each column of sizes."""
+    listed = [*values] if isinstance(values, Sequence) else [values]
+    numbers = [float(value) if isinstance(value, int | float) else missing for value in listed]
+    return [*numbers, *[missing] * columns][:columns]
+
+
+def budgets_of(batch_sampler: Any) -> tuple[Any, tuple[float, ...]]:
+    """The cost of a batch, such as "sum", and its budgets; none where it does not say."""
     cost = getattr(getattr(batch_sampler, "options", None), "cost", None)
     budget: Any = getattr(batch_sampler, "max_total_size", None)
-    budget = budget[0] if isinstance(budget, Sequence) and budget else budget
-    return cost, float(budget) if isinstance(budget, int | float) else None
+    budgets = budget if isinstance(budget, Sequence) else [budget]
+    return cost, tuple(float(each) for each in budgets if isinstance(each, int | float))
 
 
 def asked_shares(batch_sampler: Any) -> Any:

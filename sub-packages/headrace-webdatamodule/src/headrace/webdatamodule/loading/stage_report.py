@@ -174,7 +174,8 @@ class _Totals(NamedTuple):
     batches: int
     counts: npt.NDArray[np.int64]  # samples of each source
     tokens: npt.NDArray[np.float64]  # their sizes
-    padded: float
+    used: npt.NDArray[np.float64]  # sum of the sizes in each column
+    padded: npt.NDArray[np.float64]  # the same, each sample as long as the longest of its batch
     waited: float
     moment: float
 
@@ -186,34 +187,40 @@ class DeliveryStats:
         self.rank = rank
         self._name, self._dataset = name, dataset
         self._names = source_names(dataset, name)
-        self._sizes = self._one_column(sizes)
-        self._longest, self._extra = math.inf, 0.0
+        self._columns = self._checked(sizes)
+        self._longest, self._extra = [math.inf] * len(self._columns), [0.0] * len(self._columns)
+        self._used, self._padded = np.zeros(len(self._columns)), np.zeros(len(self._columns))
         self._indices, self._lengths = array("q"), list[int]()  # all indices in a row, and how many each batch has
         self._parts: dict[int, int] = {}  # sizes of pieces, by their place among these indices
         self._counts = np.zeros(len(self._names), np.int64)
         self._batches = 0
         self._tokens = np.zeros(len(self._names))
-        self._padded = 0.0
         self._remote: RemoteReads | None = None
         self._skipped: dict[int, SkippedSample] = {}
         self.n_skipped = 0
         self._waited = 0.0
         self._told: _Totals | None = None  # when figures were asked for last; before the first batch none
 
-    def _one_column(self, sizes: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
-        checked = None if sizes is None else check_sizes(np.asarray(sizes), self._dataset)
-        return checked[:, 0] if checked is not None and checked.ndim == 2 else checked
+    def _checked(self, sizes: npt.ArrayLike | None) -> list[npt.NDArray[Any]]:
+        """The columns of the sizes; none without sizes."""
+        if sizes is None:
+            return []
+        checked = check_sizes(np.asarray(sizes), self._dataset)
+        return [checked] if checked.ndim == 1 else [*checked.T]
 
     def count_as(self, batch_sampler: Any) -> None:
         """Count samples as a batch sampler does: by its sizes, where none were given, its extra and its longest."""
-        if self._sizes is None:
-            self._sizes = self._one_column(sizes_of(batch_sampler))
-        self._longest, self._extra = longest_of(batch_sampler), extra_of(batch_sampler)
+        if not self._columns:
+            self._columns = self._checked(sizes_of(batch_sampler))
+        columns = len(self._columns)
+        self._longest, self._extra = longest_of(batch_sampler, columns), extra_of(batch_sampler, columns)
+        self._used, self._padded = np.zeros(columns), np.zeros(columns)
 
     def emptied(self) -> DeliveryStats:
         """The same without any batch."""
-        other = DeliveryStats(self._name, self._dataset, self._sizes, self.rank)
-        other._longest, other._extra = self._longest, self._extra
+        other = DeliveryStats(self._name, self._dataset, None, self.rank)
+        other._columns, other._longest, other._extra = self._columns, self._longest, self._extra
+        other._used, other._padded = np.zeros(len(self._columns)), np.zeros(len(self._columns))
         return other
 
     def skip(self, sample: SkippedSample) -> bool:
@@ -241,13 +248,14 @@ class DeliveryStats:
 
     def longest_of(self, indices: Sequence[Any]) -> float:
         """The largest size in a batch; 0 without sizes."""
-        if self._sizes is None or not len(indices):
+        if not self._columns or not len(indices):
             return 0.0
+        sizes = self._columns[0]
         try:
-            longest = float(self._sizes[indices].max())
+            longest = float(sizes[indices].max())
         except IndexError:  # pieces
-            longest = float(max(getattr(key, "length", None) or self._sizes[int(key)] for key in indices))
-        return min(longest + self._extra, self._longest)
+            longest = float(max(getattr(key, "length", None) or sizes[int(key)] for key in indices))
+        return min(longest + self._extra[0], self._longest[0])
 
     def add_remote(self, traffic: Sequence[int], *, late: bool) -> None:
         """Count what a batch from another machine took, and whether the loop waited for it."""
@@ -262,33 +270,35 @@ class DeliveryStats:
         self._waited += came - asked
 
     def _totals(self, moment: float) -> _Totals:
-        return _Totals(self._batches, self._counts.copy(), self._tokens.copy(), self._padded, self._waited, moment)
+        sums = self._counts.copy(), self._tokens.copy(), self._used.copy(), self._padded.copy()
+        return _Totals(self._batches, *sums, self._waited, moment)
 
     def metrics(
-        self, cost: object = None, budget: float | None = None, asked: Callable[[], Any] = lambda: None
+        self, cost: object = None, budgets: Sequence[float] = (), asked: Callable[[], Any] = lambda: None
     ) -> dict[str, float]:
-        """Figures of the batches since the last figures; none without any. `budget` is of batches of that `cost`."""
+        """Figures of the batches since the last figures; none without any. `budgets` are of batches of that `cost`."""
         self._count()
         before = self._told
         if before is None or self._batches == before.batches:
             return {}
         self._told = now = self._totals(time.perf_counter())
         counts, batches = now.counts - before.counts, now.batches - before.batches
-        tokens, padded, waited = now.tokens - before.tokens, now.padded - before.padded, now.waited - before.waited
-        used = float(tokens.sum())
+        tokens, waited = now.tokens - before.tokens, now.waited - before.waited
+        used, padded = now.used - before.used, now.padded - before.padded
         seconds = now.moment - before.moment
         found = {"data/samples_per_second": float(counts.sum()) / seconds}
-        if self._sizes is not None:
-            found["data/tokens_per_second"] = used / seconds
-            if cost != "sum" and padded:
-                found["data/padding"] = 1 - used / padded
-            if cost in ("sum", "padded") and budget:
-                found["data/fill"] = (used if cost == "sum" else padded) / (batches * budget)
+        if self._columns:
+            found["data/tokens_per_second"] = float(used[0]) / seconds
+            if cost != "sum" and padded[0]:
+                found["data/padding"] = 1 - float(used[0] / padded[0])
+            if cost in ("sum", "padded") and budgets:
+                costs = (used if cost == "sum" else padded).tolist()
+                found["data/fill"] = max(cost / budget for cost, budget in zip(costs, budgets, strict=False)) / batches
         if len(self._names) > 1:
             shares = counts / max(1, int(counts.sum()))
             found |= {f"data/share/{name}": share for name, share in zip(self._names, shares.tolist(), strict=True)}
-            if self._sizes is not None:
-                shares = tokens / (used or 1.0)
+            if self._columns:
+                shares = tokens / (tokens.sum() or 1.0)
                 names = (f"data/token_share/{name}" for name in self._names)
                 found |= dict(zip(names, shares.tolist(), strict=True))
             if (requested := self._asked(asked())) is not None:
@@ -314,8 +324,9 @@ class DeliveryStats:
         """All batches up to now, and what the batch sampler leaves out; `packed` ones have no padding to report."""
         self._count()
         samples = dict(zip(self._names, self._counts.tolist(), strict=True))
-        tokens = None if self._sizes is None else dict(zip(self._names, self._tokens.tolist(), strict=True))
-        fill = float(self._tokens.sum()) / self._padded if self._padded and not packed else None
+        tokens = dict(zip(self._names, self._tokens.tolist(), strict=True)) if self._columns else None
+        padded = float(self._padded[0]) if self._columns else 0.0
+        fill = float(self._used[0]) / padded if padded and not packed else None
         rank = self.rank if self.rank[0] > 1 else None
         over = tuple(describe_sample(self._dataset, int(index)) for index in over_budget[:_SHOWN])
         counts = self._name, self._batches, samples, fill, self.n_skipped, self.skipped, rank
@@ -340,10 +351,14 @@ class DeliveryStats:
         self._batches += len(lengths)
         sources = find_sources(self._dataset, indices)
         self._counts += np.bincount(sources, minlength=len(self._names))
-        if self._sizes is not None and len(indices):
-            sizes = self._sizes[indices].astype(np.float64)
-            sizes[list(parts)] = list(parts.values())
-            sizes = np.minimum(sizes + self._extra, self._longest)
-            begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0]
-            self._tokens += np.bincount(sources, sizes, minlength=len(self._names))
-            self._padded += float((np.maximum.reduceat(sizes, begins) * lengths[lengths > 0]).sum())
+        if not len(indices):
+            return
+        begins, counts = np.concatenate([[0], np.cumsum(lengths)[:-1]])[lengths > 0], lengths[lengths > 0]
+        for column, table in enumerate(self._columns):
+            sizes = table[indices].astype(np.float64)
+            sizes[list(parts)] = list(parts.values())  # samples that are cut have one size
+            sizes = np.minimum(sizes + self._extra[column], self._longest[column])
+            self._used[column] += sizes.sum()
+            self._padded[column] += (np.maximum.reduceat(sizes, begins) * counts).sum()
+            if column == 0:
+                self._tokens += np.bincount(sources, sizes, minlength=len(self._names))
