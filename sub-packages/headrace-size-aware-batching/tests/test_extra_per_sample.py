@@ -31,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "optimizer steps": {"tokens_per_step": 800},
     "padded optimizer steps": {"tokens_per_step": 800, "cost": "padded"},
     "plan cache": {"plan_cache": "plans"},
+    "labels": {"by": SIZES % 3},
 }
 
 

@@ -83,6 +83,10 @@ def test_a_report_reads_well(sources: IndexedShards) -> None:
         "    sample 3",
     ]
     assert "0 samples (0.0%)" in str(LoaderReport("val", 0, {"a": 0}, None))
+    assert str(LoaderReport("val", 2, {"val": 9}, None)).splitlines() == [
+        "val: 9 samples in 2 batches",
+        "  skipped as damaged: 0 samples",
+    ]
 
 
 def test_a_sample_that_is_skipped_in_every_epoch_is_named_once(sources: IndexedShards) -> None:

@@ -121,6 +121,7 @@ class LoaderReport:
         where = f", rank {self.rank[1]} of {self.rank[0]}" if self.rank else ""
         batches = counted(self.batches, "batch")
         sources = [(name, counted(count, "sample"), self._shares(name)) for name, count in self.samples.items()]
+        sources = [] if list(self.samples) == [self.name] else sources  # which say more than the first line
         times = f", {self.n_skipped:,} times" if self.n_skipped > len(self.skipped) else ""
         notes = [] if self.resumed is None else [str(self.resumed)]
         notes += [] if self.fill is None else [f"padding: {1 - self.fill:.1%} of what padded batches hold"]
