@@ -28,6 +28,7 @@ OPTIONS: dict[str, list[Any]] = {
     "tail": ["split", "pad", "drop"],
     "window": [None, 64],
     "balanced_ranks": [None, 1, 6],
+    "extra_per_sample": [None, 2, 5],
 }
 
 
@@ -198,9 +199,10 @@ def test_whatever_happens_each_sample_comes_once_and_the_past_is_known(examples:
             elif what == "kill":
                 run.kill(value, {}, 0)
             elif what == "change":
-                run.kill(
-                    run.world, {name: OPTIONS[name][place % len(OPTIONS[name])] for name, place in value.items()}, 0
-                )
+                changed = {name: OPTIONS[name][place % len(OPTIONS[name])] for name, place in value.items()}
+                if cut:  # other pieces come with the next epoch only
+                    changed.pop("extra_per_sample", None)
+                run.kill(run.world, changed, 0)
             elif what == "grow" and order is None:
                 run.kill(run.world, {}, min(value, len(SIZES) - run.n))
             elif what == "exclude":
