@@ -440,6 +440,19 @@ def test_two_kinds_of_work_are_balanced_at_once(meet: Any) -> None:
     assert max(found) <= 1.03
 
 
+@pytest.mark.parametrize(("meet", "most"), [("micro_batch", (1.3, 1.01)), ("step", (1.01, 1.01))])
+def test_a_kind_of_work_that_few_samples_have_is_spread_over_many_ranks(meet: Any, most: tuple[float, float]) -> None:
+    generator = np.random.default_rng(0)
+    text = np.clip(generator.lognormal(np.log(360), 0.8, 4096), 8, 2048).astype(np.int64)
+    images = np.where(generator.random(4096) < 0.3, text * generator.uniform(0.1, 0.9, 4096), 0)
+    work = {"encoder": images, "decoder": 24_576 * text + text**2}
+    plan = plan_step(text, 4096, num_replicas=64, work=work, meet=meet)
+    check_laws(plan, text, 4096, 64)
+    assert plan.imbalances["encoder"] < most[0]
+    assert plan.imbalances["decoder"] < most[1]
+    assert plan.works["encoder"].std() < 0.45 * plan.works["encoder"].mean()
+
+
 def test_a_sample_longer_than_the_cap_gets_as_many_ranks_as_it_needs() -> None:
     sizes = [*lengths(256).tolist(), 40_000, 100_000, 200_000, 33_000, 33_000]
     plan = plan_step(sizes, 32768, num_replicas=8, contexts=(1, 2, 4, 8), work=sizes)

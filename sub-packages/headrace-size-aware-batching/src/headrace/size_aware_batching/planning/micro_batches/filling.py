@@ -14,7 +14,8 @@ from headrace.size_aware_batching.planning.repair import repair
 
 def packed(samples: Samples, n_batches: int, targets: Ints) -> MicroBatches | None:
     """Return samples in so many micro-batches that keep the budgets, near to their targets if possible, or None."""
-    batches = fill_to_targets(samples, targets)
+    parts = samples.parts
+    batches = fill_to_targets(samples, targets) if parts is None else fill_kinds(samples, parts, n_batches)
     if repair(samples.sizes, samples.budgets, batches, n_batches, 0):
         held = MicroBatches(samples, n_batches, batches)
         if held.fits():
@@ -34,7 +35,11 @@ def fill_to_targets(samples: Samples, targets: Ints) -> Ints:
     What fits nowhere goes to the emptiest micro-batch. As many samples as there are empty ones are kept for these.
     """
     fill = fill_one_budget if samples.sizes.shape[1] == 1 else fill_budgets
-    batches = fill(samples, targets)
+    return fill_empty(fill(samples, targets), targets)
+
+
+def fill_empty(batches: Ints, targets: Ints) -> Ints:
+    """Give the samples that have -1 to the empty micro-batches, the highest target first; in place."""
     kept = np.flatnonzero(batches < 0)
     empty = np.flatnonzero(np.bincount(batches[: len(batches) - len(kept)], minlength=len(targets)) == 0)
     batches[kept] = empty[np.argsort(-targets[empty], kind="stable")[: len(kept)]]
@@ -68,21 +73,38 @@ def fill_one_budget(samples: Samples, targets: Ints) -> Ints:
 
 def fill_budgets(samples: Samples, targets: Ints) -> Ints:
     """Do so with several budgets, comparing all micro-batches at once; -1 for what is kept for empty ones."""
-    room = np.repeat(samples.budgets[:, None], len(targets), axis=1)
-    lack, batches = targets.copy(), np.full(len(samples), -1)
-    empty = set(range(len(targets)))
-    for sample, (size, work) in enumerate(zip(samples.sizes, samples.work.tolist(), strict=True)):
+    return fill_best(samples, targets[None].copy(), samples.work[:, None], np.ones((len(samples), 1), np.int64))
+
+
+def fill_kinds(samples: Samples, parts: Ints, n_batches: int) -> Ints:
+    """Give samples to micro-batches so that each has the mean of each kind of work, as far as there is room.
+
+    A sample goes where the scalar product of its works and of what is lacking is largest: mostly where its largest
+    work is lacking most. Dot products for vector bins: Panigrahy et al., "Heuristics for vector bin packing" (2011).
+    """
+    # Units so large that products are exact: all work of a kind is 2**28 of them.
+    works = parts // np.maximum(parts.sum(axis=0) >> 28, 1)
+    lack = np.repeat((works.sum(axis=0) // n_batches)[:, None], n_batches, axis=1)
+    return fill_empty(fill_best(samples, lack, works, works), np.zeros(n_batches, np.int64))
+
+
+def fill_best(samples: Samples, lack: Ints, works: Ints, weights: Ints) -> Ints:
+    """Give each sample to the micro-batch with room whose ``lack`` ``[c, m]`` is largest, weighed by ``[n, c]``."""
+    room = np.repeat(samples.budgets[:, None], lack.shape[1], axis=1)
+    empty, batches = set(range(lack.shape[1])), np.full(len(samples), -1)
+    for sample, (size, weight) in enumerate(zip(samples.sizes, weights, strict=True)):
         if len(empty) >= len(samples) - sample:
             break
-        number = int(lack.argmax())
+        score = weight @ lack
+        number = int(score.argmax())
         if (room[:, number] < size).any():
             fits = np.logical_and.reduce(room >= size[:, None])
             if not fits.any():
                 smallest = room.min(axis=0)
                 fits = smallest == smallest.max()
-            number = int(np.where(fits, lack, np.iinfo(np.int64).min).argmax())
+            number = int(np.where(fits, score, np.iinfo(np.int64).min).argmax())
         room[:, number] -= size
-        lack[number] -= work
+        lack[:, number] -= works[sample]
         empty.discard(number)
         batches[sample] = number
     return batches

@@ -106,16 +106,15 @@ def balanced(held: MicroBatches, n_ranks: int, few: int, aims: tuple[Ints, int],
     samples, count = held.samples, held.n_batches // n_ranks
     targets, bound = aims[0], least_value(samples, count, n_ranks, meet, aims[1])
     seats = assign_ranks(held.work, n_ranks)
-    if samples.parts is None and near(objective(held.work, seats, n_ranks, meet), bound):
+    if samples.parts is not None:
+        return assigned(even_parts(held, seats, n_ranks, meet), seats, count, few, bound)
+    if near(objective(held.work, seats, n_ranks, meet), bound):
         return assigned(held, seats, count, few, bound)
     if meet == "micro_batch":
         held = polish(held, n_ranks, targets, bound)
         seats = assign_ranks(held.work, n_ranks)
     else:
         held = level(held, seats, n_ranks, bound)
-    if samples.parts is not None:
-        held = even_parts(held, seats, n_ranks, meet)
-        return assigned(held, seats, count, few, bound)
     value = objective(held.work, seats, n_ranks, meet)
     small = len(samples) <= SMALL and not near(value, bound)
     if small and (batches := search(samples, count, n_ranks, meet)) is not None:

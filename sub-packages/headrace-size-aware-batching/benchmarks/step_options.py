@@ -1,0 +1,107 @@
+"""What options of `plan_step` are worth, and what they cost: several kinds of work.
+
+    python benchmarks/step_options.py             # 4,096 samples on 64 ranks; a minute
+    python benchmarks/step_options.py --draws 3
+
+**Kinds of work**: an encoder and a language model.
+
+- ``lockstep``, ``totals``: of each kind, over the mean rank's work, for ``meet="micro_batch"`` and ``"step"``;
+- ``varies``: standard deviation over the micro-batches, over their mean;
+- ``/KK``: time over that of Karmarkar-Karp by the sum of both shares over the ranks and then on each rank, in the
+  same run; the row below has its figures.
+"""
+
+import argparse
+from functools import partial
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from steps import Step, lognormal, timed, verl
+
+from headrace.size_aware_batching import StepPlan, plan_step
+
+Ints = NDArray[np.int64]
+SAMPLES, RANKS = 4096, 64
+
+
+class Kinds(NamedTuple):
+    """Samples with two kinds of work, and the tokens that are bounded."""
+
+    tokens: Ints
+    cap: int
+    work: dict[str, Ints]
+
+
+def kinds(seed: int) -> dict[str, Kinds]:
+    """Return steps of samples with images and text; ``few``: three tenths have images."""
+    draw = np.random.default_rng(seed)
+    patches = np.array([draw.choice([256, 576, 1024, 2304], count).sum() for count in draw.poisson(1.5, SAMPLES)])
+    tokens = lognormal(draw, SAMPLES, 245, 0.8, 4000) + patches // 4
+    text = lognormal(draw, SAMPLES, 360, 0.8, 2048)
+    images = np.where(draw.random(SAMPLES) < 0.3, text * draw.uniform(0.1, 0.9, SAMPLES), 0).astype(np.int64)
+    long = lognormal(draw, SAMPLES, 3000, 0.8, 32768)
+    heavy = np.where(draw.random(SAMPLES) < 0.5, draw.lognormal(6, 1, SAMPLES), 0).astype(np.int64)
+
+    def step(tokens: Ints, cap: int, encoder: Ints) -> Kinds:
+        return Kinds(tokens, cap, {"encoder": encoder, "decoder": 24_576 * tokens + tokens**2})
+
+    return {
+        "images": step(tokens, 8192, patches),
+        "few": step(text, 4096, images),
+        "few, short": step(text, 16384, images),
+        "long, heavy": step(long, 32768, heavy),
+    }
+
+
+def shown(name: str, way: str, works: list[list[NDArray[Any]]], share: float) -> None:
+    """Print a row from the works ``[ranks, k]`` of each kind in each draw."""
+    text = ""
+    for of_kind in zip(*works, strict=True):
+        means = [float(work.sum()) / RANKS for work in of_kind]
+        lockstep = mean(
+            np.sort(work, axis=1).max(axis=0).sum() / unit for work, unit in zip(of_kind, means, strict=True)
+        )
+        totals = mean(work.sum(axis=1).max() / unit for work, unit in zip(of_kind, means, strict=True))
+        varies = mean(float(work.std() / work.mean()) for work in of_kind)
+        text += f" {lockstep:9.4f} {totals:7.4f} {varies:6.3f}"
+    print(f"{name:12} {way:20}{text} {share:6.2f}", flush=True)
+
+
+def planned(case: Kinds, meet: Any) -> StepPlan:
+    return plan_step(case.tokens, case.cap, num_replicas=RANKS, work=case.work, meet=meet)
+
+
+def compare_kinds(draws: int, runs: int) -> None:
+    head = f"{'lockstep':>9} {'totals':>7} {'varies':>6}"
+    print(f"kinds of work: encoder, then decoder\n{'':33} {head} {head} {'/KK':>6}")
+    for name in kinds(0):
+        seconds: dict[str, list[float]] = {}
+        works: dict[str, list[list[NDArray[Any]]]] = {}
+        for seed in range(draws):
+            case = kinds(seed)[name]
+            for meet in ("micro_batch", "step"):
+                plan, taken = timed(partial(planned, case, meet=meet), runs)
+                works.setdefault(meet, []).append(list(plan.works.values()))
+                seconds.setdefault(meet, []).append(taken)
+            both = np.rint(1e9 * sum(work / work.sum() for work in case.work.values())).astype(np.int64)
+            batches, taken = timed(partial(verl, Step(case.tokens, case.cap, both), RANKS), 1)
+            seconds.setdefault("Karmarkar-Karp twice", []).append(taken)
+            works.setdefault("Karmarkar-Karp twice", []).append(
+                [np.array([[work[batch].sum() for batch in rank] for rank in batches]) for work in case.work.values()]
+            )
+        for way, found in works.items():
+            shown(name, way, found, median(seconds[way]) / median(seconds["Karmarkar-Karp twice"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--draws", type=int, default=5, help="steps of each kind")
+    parser.add_argument("--runs", type=int, default=3, help="timed runs of each, of which the median counts")
+    options = parser.parse_args()
+    compare_kinds(options.draws, options.runs)
+
+
+if __name__ == "__main__":
+    main()
