@@ -332,13 +332,17 @@ def test_what_cannot_be_read_is_refused_at_the_start(tmp_path: Path) -> None:
         ("keys", [["txt"]]),
         ("keys", 3),
         ("keys", b"txt"),
-        ("transform", 3),
         ("decode", {"txt": "json"}),
     ],
 )
 def test_options_are_checked(folder: Path, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{name}.* must be .*got"):
         IndexedShards(folder, **{name: value})
+
+
+def test_a_transform_that_is_no_function_is_refused(folder: Path) -> None:
+    with pytest.raises(TypeError, match="transform must be a function of a sample or None, got 3"):
+        IndexedShards(folder, transform=3)  # type: ignore[arg-type]
 
 
 def test_members_that_are_no_texts_are_refused(folder: Path) -> None:

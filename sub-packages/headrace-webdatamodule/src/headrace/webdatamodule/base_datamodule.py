@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import lightning
 
@@ -10,45 +10,55 @@ from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule._shared.ranks import Ranks
 from headrace.webdatamodule.loading.state_dict import module_state
+from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 from headrace.webdatamodule.split_names import Split, need, needed_by, stage_name
 
 
-class BaseDataModule(lightning.LightningDataModule):
+class LoadedSplit(Protocol):
+    """A split of a data module: its data, and how its loader is made."""
+
+    @property
+    def options(self) -> Mapping[str, str] | None:
+        """The options of the train loader in words, which a state holds beside the position; None for none."""
+
+    def open(self) -> None:
+        """Open the data for a stage: they may have been replaced since a former one."""
+
+    def loader(self, ranks: Ranks) -> EpochLoader:
+        """Make a loader for these ranks."""
+
+    def in_words(self) -> str:
+        """What is known of the data; opens nothing."""
+
+
+_Split = TypeVar("_Split", bound=LoadedSplit)
+
+
+class BaseDataModule(lightning.LightningDataModule, Generic[_Split]):
     """A loader for each split, and the position in training for a trainer's checkpoints.
 
-    A subclass looks at a split's data in `_open`, makes its loader in `_make_loader`, and resumes that in `_resume`.
+    Args:
+        splits: Those that have all they need.
+        arguments: The splits that each argument of the data module has, by its name.
+        ranks: As they were given.
     """
 
-    _splits: Mapping[str, Collection[Split]]  # those that are there, by the argument that names them
-    _ranks: Ranks  # as they were given
-
-    def __init__(self) -> None:
+    def __init__(
+        self, splits: Mapping[Split, _Split], arguments: Mapping[str, Collection[Split]], ranks: Ranks
+    ) -> None:
         super().__init__()
+        self._splits, self._arguments, self._ranks = dict(splits), arguments, ranks
         self._loaders: dict[Split, Any] = {}
         self._in_stage = False  # of a trainer
         self._fit_loop: FitLoop | None = None
         self._resume_state: dict[str, Any] | None = None  # of the checkpoint to resume from
-        self._copied_state: dict[str, Any] | None = None  # the state of its original, if that had a train loader
-        self._last_fit_state: dict[
-            str, Any
-        ] = {}  # of a fit that is over, for a checkpoint that is saved after it, and its trainer's next fit
+        self._copied_state: dict[str, Any] | None = None  # of the module that this one is a copy of
+        self._last_fit_state: dict[str, Any] = {}  # for a checkpoint after a fit, and for the trainer's next fit
         self._same_trainer = False  # whether `_resume_state` is that of the trainer's fit before
 
-    def _open(self, split: Split) -> None:
-        raise NotImplementedError
-
-    def _make_loader(self, split: Split) -> Any:
-        raise NotImplementedError
-
-    def _resume(self, loader: Any) -> None:
-        raise NotImplementedError
-
-    def _state_options(self) -> dict[str, str] | None:
-        """The options in words that a state holds beside the positions; None for none."""
-        return None
-
-    def _data_in_words(self, split: Split) -> str:
+    def _check_state(self, state: Any) -> None:
+        """Refuse what is no state of a data module."""
         raise NotImplementedError
 
     def _options_in_words(self) -> str:
@@ -57,7 +67,7 @@ class BaseDataModule(lightning.LightningDataModule):
     @never_raises
     def __repr__(self) -> str:
         """What it is, and where training is; opens nothing."""
-        data = ", ".join(f"{split.name} {self._data_in_words(split)}" for split in Split if self._has(split))
+        data = ", ".join(f"{split.name} {self._splits[split].in_words()}" for split in Split if split in self._splits)
         parts = [data, self._options_in_words()]
         if (loader := self._loaders.get(Split.train)) is not None:
             parts.append(f"train loader at epoch {loader.epoch}, step {loader.steps}")
@@ -120,8 +130,11 @@ class BaseDataModule(lightning.LightningDataModule):
                 self._same_trainer = True
         self._need(needed, f"{stage}()")
         for split in (needed, Split.val) if stage == "fit" else (needed,):
-            if self._has(split):
+            if split in self._splits:
                 self._open(split)
+
+    def _open(self, split: Split) -> None:
+        self._splits[split].open()
 
     def train_dataloader(self) -> Any:
         """Return the loader of the train split; it resumes at the position of the checkpoint."""
@@ -146,7 +159,7 @@ class BaseDataModule(lightning.LightningDataModule):
         trainer = None
         if self._fit_loop is not None and self._fit_loop.trainer is not None:  # None beside other loaders, too
             trainer = self._fit_loop.epochs.state_dict(loader)
-        return module_state(loader.state_dict(), trainer, self._state_options())
+        return module_state(loader.state_dict(), trainer, self._splits[Split.train].options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from a checkpoint; it is checked as soon as the training split is needed.
@@ -160,13 +173,14 @@ class BaseDataModule(lightning.LightningDataModule):
             TypeError: The state is not one of a data module.
             ValueError: The state has another version; or later, if data, sizes, options or the seed differ.
         """
+        self._check_state(state_dict)
         if self._in_stage and self.trainer is not None and self.trainer.state.fn not in (None, "fit"):
             return
         self._resume_state, self._copied_state, self._same_trainer = dict(state_dict) or None, None, False
         if self._fit_loop is not None and "trainer" in state_dict:
             self._fit_loop.load_state_dict(state_dict["trainer"])
-        if Split.train in self._loaders:
-            self._resume(self._loaders[Split.train])
+        if Split.train in self._loaders and self._resume_state is not None:
+            self._resume(self._loaders[Split.train], self._resume_state)
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002 - the trainer's interface
         """End the workers of a stage.
@@ -196,13 +210,13 @@ class BaseDataModule(lightning.LightningDataModule):
     def _loader(self, split: Split) -> Any:
         self._need(split, f"{split.name}_dataloader()")
         if split not in self._loaders:
-            loader = self._make_loader(split)
+            loader: Any = self._splits[split].loader(self._present_ranks())
             if split is Split.train:
                 copied, self._copied_state = self._copied_state, None
-                if copied is None:
-                    self._resume(loader)
-                else:
+                if copied is not None:
                     loader._restore(copied["train"])
+                elif self._resume_state is not None:
+                    self._resume(loader, self._resume_state)
                 if self._fit_loop is not None:
                     self._fit_loop.loader = loader
                     loader._join(self._fit_loop)
@@ -211,21 +225,21 @@ class BaseDataModule(lightning.LightningDataModule):
             self._loaders[split] = loader
         return self._loaders[split]
 
+    def _resume(self, loader: Any, state: Mapping[str, Any]) -> None:
+        loader._restore(state["train"])
+
     def _present_ranks(self) -> Ranks:
         """The ranks as they were given, else the trainer's."""
         if self.trainer is not None and not self._ranks.given:
             return Ranks(mesh=TrainerMesh(self.trainer))
         return self._ranks
 
-    def _has(self, split: Split) -> bool:
-        return all(split in given for given in self._splits.values())
-
     def _needed_by(self, stage: str) -> Split:
-        return needed_by(stage, {split for given in self._splits.values() for split in given})
+        return needed_by(stage, {split for splits in self._arguments.values() for split in splits})
 
     def _need(self, split: Split, what: str) -> None:
-        for name, given in self._splits.items():
-            need(split, what, name, given)
+        for name, splits in self._arguments.items():
+            need(split, what, name, splits)
 
 
 def _refuse_single_batches(loader: Any, trainer: Any) -> None:

@@ -30,7 +30,37 @@ _Place = str | PathLike[str]
 _Calls = Sequence[tuple[str, Mapping[str, Any]]]
 
 
-class WebDataModule(BaseDataModule):
+class StreamSplit:
+    """A split that is read as a stream."""
+
+    options = None  # the state of its loader has them
+
+    def __init__(self, stream: StreamOptions) -> None:
+        self.stream = stream
+        self._dataset: StreamDataset | None = None
+
+    def open(self) -> None:
+        """Open the shards, as they are now."""
+        self._dataset = open_stream(self.stream)
+
+    @property
+    def dataset(self) -> StreamDataset:
+        """The samples, in the order of the shards."""
+        if self._dataset is None:
+            self._dataset = open_stream(self.stream)
+        return self._dataset
+
+    def loader(self, ranks: Ranks) -> StreamLoader:
+        """Make a loader for these ranks."""
+        return open_loader(self.dataset, ranks.current, ranks.mesh)
+
+    def in_words(self) -> str:
+        """The number of samples of an epoch, and the places."""
+        places = ", ".join(name or place for name, place in self.stream.places.items())
+        return f"{self.stream.n_samples:,} samples of {places}"
+
+
+class WebDataModule(BaseDataModule[StreamSplit]):
     """Tar shards as train, val, test and predict loaders of a Lightning trainer, read as a stream.
 
     For each split a sample passes: the shards, sorted by name (or shuffled, see `kwargs_wds`) -> split among ranks and
@@ -133,7 +163,6 @@ class WebDataModule(BaseDataModule):
         rank: int | None = None,
         mesh: Any = None,
     ) -> None:
-        super().__init__()
         counts = {
             split: checked_int(f"n_samples[{split.name!r}]", count, 1)
             for split, count in by_split("n_samples", n_samples).items()
@@ -142,7 +171,6 @@ class WebDataModule(BaseDataModule):
             split: _checked_places(f"dirs_tars_wds[{split.name!r}]", given)
             for split, given in by_split("dirs_tars_wds", dirs_tars_wds).items()
         }
-        self._splits = {"n_samples": counts, "dirs_tars_wds": places}
         mixes = _checked_mixes(places, by_split("mix", mix))
         batch_size = checked_int("global_batch_size", global_batch_size, 1)
         keys = _member_keys(suffix_keys_wds)
@@ -152,8 +180,7 @@ class WebDataModule(BaseDataModule):
         options_wld = by_split("kwargs_wld", kwargs_wld)
         calls_wds = by_split("invoke_wds", invoke_wds)
         calls_wld = by_split("invoke_wld", invoke_wld)
-        self._ranks = Ranks(num_replicas, rank, mesh)
-        self._options = {
+        options = {
             split: StreamOptions(
                 name=split.name,
                 places=places[split],
@@ -175,56 +202,29 @@ class WebDataModule(BaseDataModule):
             for split, count in counts.items()
             if split in places
         }
-        self._datasets: dict[Split, StreamDataset] = {}
+        splits = {split: StreamSplit(own) for split, own in options.items()}
+        super().__init__(splits, {"n_samples": counts, "dirs_tars_wds": places}, Ranks(num_replicas, rank, mesh))
 
     def prepare_data(self) -> None:
         """Do nothing: the shards exist. Lightning calls this in one process per node."""
 
     def val_dataloader(self) -> Any:
         """Return the loader of the val split; without a val split none, so that fit runs without it."""
-        if Split.val in self._options:
+        if Split.val in self._splits:
             return self._loader(Split.val)
         return _NoLoaders() if self._in_stage else []
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume where a state was saved, as soon as there is a train loader, in the next iteration over it.
-
-        A trainer that validates, tests or predicts with the weights of a checkpoint leaves the position alone.
-
-        Args:
-            state_dict: As `state_dict` returned it. The train loader compares it with the shards and the options.
-
-        Raises:
-            TypeError: The state is not one of a data module.
-            ValueError: It does not fit the train loader; without one, `train_dataloader` raises that.
-        """
-        checked: Any = state_dict
-        if not isinstance(checked, Mapping) or (checked and "train" not in checked):
-            raise TypeError(f"state_dict must be what state_dict() returned, got {checked!r}")
-        super().load_state_dict(state_dict)
-
-    def _data_in_words(self, split: Split) -> str:
-        options = self._options[split]
-        return f"{options.n_samples:,} samples of {', '.join(name or place for name, place in options.places.items())}"
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, Mapping) or (state and "train" not in state):
+            raise TypeError(f"state_dict must be what state_dict() returned, got {state!r}")
 
     def _options_in_words(self) -> str:
-        options = next(iter(self._options.values()), None)
-        return "" if options is None else f"global_batch_size={options.global_batch_size}"
-
-    def _resume(self, loader: StreamLoader) -> None:
-        if self._resume_state is not None:
-            loader._restore(self._resume_state["train"])
-            self._resume_state = None
+        split = next(iter(self._splits.values()), None)
+        return "" if split is None else f"global_batch_size={split.stream.global_batch_size}"
 
     def _open(self, split: Split) -> None:
-        self._datasets[split] = open_stream(self._options[split])
-        self._datasets[split].check_ranks(*self._present_ranks().current())
-
-    def _make_loader(self, split: Split) -> StreamLoader:
-        if split not in self._datasets:
-            self._datasets[split] = open_stream(self._options[split])
-        ranks = self._present_ranks()
-        return open_loader(self._datasets[split], ranks.current, ranks.mesh)
+        super()._open(split)
+        self._splits[split].dataset.check_ranks(*self._present_ranks().current())
 
 
 class PickledDataWDS(WebDataModule):
@@ -270,7 +270,7 @@ class PickledDataWDS(WebDataModule):
         self._source = Path(dir_pickles).expanduser().absolute()
         self._n_tars = None if n_tars_wds is None else checked_int("n_tars_wds", n_tars_wds, 1)
         for split in self._names:
-            places = self._options[split].places if split in self._options else {}
+            places = self._splits[split].stream.places if split in self._splits else {}
             if list(places) != [""]:
                 raise ValueError(f"names_subset has {split.name!r}, dirs_tars_wds has not: add its directory")
 
@@ -288,14 +288,14 @@ class PickledDataWDS(WebDataModule):
             OSError: The disk is full or the like; it names the shard.
         """
         for split, names in self._names.items():
-            options = self._options[split]
+            stream = self._splits[split].stream
             pack_files(
                 self._source,
                 names,
-                options.keys,
-                local_directory(options.places[""]),
+                stream.keys,
+                local_directory(stream.places[""]),
                 n_shards=self._n_tars,
-                prefix=options.prefix,
+                prefix=stream.prefix,
             )
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from headrace.webdatamodule._shared.ranks import Mesh
-from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory, check_callable
-from headrace.webdatamodule.loading.options import Collate, OnError, SeedPer
+from headrace.webdatamodule._shared.ranks import Mesh, Ranks
+from headrace.webdatamodule.loading.batching import Batching
+from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
+from headrace.webdatamodule.loading.options import Collate, Loading, OnError, SeedPer
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
-from headrace.webdatamodule.map_datamodule import MapDataModule
+from headrace.webdatamodule.planned_datamodule import PlannedDataModule, PlannedSplit
 from headrace.webdatamodule.shards import IndexedShards, decode_member
+from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.decoding.sample_decoder import Decode
+from headrace.webdatamodule.shards.reading.options import Reading
 from headrace.webdatamodule.split_names import NESTED, ForSplits, PerSplit, Split, named_sources
 
+_SIZES = "the name of a column, the key of a member, whose bytes count, or a function of the sample"
 _DECODERS = "decoders of members with such names are {'train': {'member': function, ...}}"
 
 
@@ -26,7 +31,7 @@ class SharedShardsWarning(UserWarning):
     """One set of shards serves training and validation."""
 
 
-class IndexedWebDataModule(MapDataModule):
+class IndexedWebDataModule(PlannedDataModule):
     """Indexed tar shards as train, val, test and predict loaders of a Lightning trainer, with exact resume.
 
     `transform` and `collate_fn` receive a sample as a dictionary of its `__key__` and its decoded members. Batches are
@@ -100,8 +105,6 @@ class IndexedWebDataModule(MapDataModule):
     (3, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
 
-    _sizes_are = "the name of a column, the key of a member, whose bytes count, or a function of the sample"
-
     def __init__(
         self,
         shards: Any,
@@ -133,44 +136,67 @@ class IndexedWebDataModule(MapDataModule):
         mesh: Mesh | None = None,
         accept: Collection[str] = (),
     ) -> None:
-        super().__init__(
-            shards,
+        places = PerSplit("shards", shards, cure=NESTED)
+        if places.mapped and not places.given:
+            raise ValueError("shards is empty: give at least one split, such as {'train': directory}")
+        splits = [split for split in Split if split in places]
+        ranks = Ranks(num_replicas, rank, mesh)
+        batching = Batching.by_split(
+            splits,
             batch_size=batch_size,
             batch_sampler=batch_sampler,
             sizes=sizes,
             sampler=sampler,
             shuffle=shuffle,
             drop_last=drop_last,
+            seed=seed,
+            ranks=ranks,
+            sizes_are=_SIZES,
+        )
+        loading = Loading.by_split(
+            splits,
             collate_fn=collate_fn,
             num_workers=num_workers,
-            seed=seed,
             on_error=on_error,
             seed_per=seed_per,
             prefetch_factor=prefetch_factor,
             pin_memory=pin_memory,
             timeout=timeout,
             multiprocessing_context=multiprocessing_context,
-            log_stats=log_stats,
-            num_replicas=num_replicas,
-            rank=rank,
-            mesh=mesh,
-            accept=accept,
         )
-        if verify not in ("read", "open", "none"):
-            raise ValueError(f"verify must be one of 'read', 'open', 'none', got {verify!r}")
-        self._decode = PerSplit("decode", decode, decode_member, mappings=True, cure=_DECODERS)
-        self._transform = PerSplit("transform", transform)
-        self._keys, self._verify, self._allowed_classes = PerSplit("keys", keys), verify, tuple(allowed_classes)
-        self._limits = {} if max_bytes is None else {"max_bytes": max_bytes}
-        for split in filter(self._given.__contains__, Split):
-            self._places(split)
-            check_callable("transform", self._transform[split], split)
+        decoders = PerSplit("decode", decode, decode_member, mappings=True, cure=_DECODERS)
+        transforms, members = PerSplit("transform", transform), PerSplit("keys", keys)
+        where = "[{}]" if any(argument.mapped for argument in (decoders, transforms, members)) else ""
+        reading = {
+            split: Reading(
+                members[split],
+                decoders[split],
+                transforms[split],
+                verify,
+                allowed_classes,
+                MAX_BYTES if max_bytes is None else max_bytes,
+                where.format(repr(split.name)),
+            )
+            for split in splits
+        }
+        data = {
+            split: ShardsOfSplit(
+                split,
+                named_sources(f"shards[{split.name!r}]", places[split], split.name),
+                reading[split],
+                loading[split],
+            )
+            for split in splits
+        }
+        planned = {split: PlannedSplit(data[split], batching[split], loading[split]) for split in splits}
+        super().__init__("shards", planned, ranks=ranks, log_stats=log_stats, accept=accept)
+        self._shared = not places.mapped
 
     def prepare_data(self) -> None:
         """Evaluate sizes that a function gives, and keep them beside the shards. One process per node does it."""
-        for split in Split:
-            if split in self._given and callable(self._sizes[split]) and self._batch_sampler[split] is not None:
-                self._evaluated_sizes(split)
+        for split in self._splits.values():
+            if callable(split.batching.sizes) and split.batching.batch_sampler is not None:
+                split.evaluate_sizes()
 
     def setup(self, stage: str) -> None:
         """Open the shards that a stage needs. Runs in every process.
@@ -188,54 +214,45 @@ class IndexedWebDataModule(MapDataModule):
         """
         super().setup(stage)
         model = None if self.trainer is None or stage != "fit" else self.trainer.lightning_module
-        if not self._given.mapped and model is not None and is_overridden("validation_step", model):
+        if self._shared and model is not None and is_overridden("validation_step", model):
             message = "shards has no splits, so that validation reads what training reads"
             warnings.warn(f"{message}: pass {{'train': ..., 'val': ...}}", SharedShardsWarning, stacklevel=2)
 
-    def _checked_data(self, datasets: Any, sizes: PerSplit) -> tuple[PerSplit, PerSplit]:
-        given = PerSplit("shards", datasets, cure=NESTED)
-        if given.mapped and not given.given:
-            raise ValueError("shards is empty: give at least one split, such as {'train': directory}")
-        return given, sizes
 
-    def _places(self, split: Split) -> dict[str, Any]:
-        """Where the shards of each source are, by its name."""
-        return named_sources(f"shards[{split.name!r}]", self._given[split], split.name)
+@dataclass(frozen=True)
+class ShardsOfSplit:
+    """The shards of a split: the place of each source, by its name, and how samples are read."""
 
-    def _data_in_words(self, split: Split) -> str:
-        if split in self._datasets:
-            return f"{len(self._datasets[split]):,} samples"
-        if isinstance(place := self._given[split], Mapping):
-            return f"of {', '.join(place)}"
-        return f"of {place}" if isinstance(place, str | os.PathLike) else f"of a {type(place).__name__}"
+    split: Split
+    places: Mapping[str, Any]
+    reading: Reading
+    loading: Loading  # with which a function of the sizes is evaluated
 
-    def _shards(self, split: Split, place: Any, transform: Any) -> IndexedShards:
-        return IndexedShards(
-            place,
-            self._keys[split],
-            self._decode[split],
-            transform,
-            verify=self._verify,
-            allowed_classes=self._allowed_classes,
-            **self._limits,
-        )
+    def open(self) -> IndexedShards:
+        """Open the shards, as they are now."""
+        return IndexedShards(self.places, **self.reading.arguments())
 
-    def _open_dataset(self, split: Split) -> IndexedShards:
-        return self._shards(split, self._places(split), self._transform[split])
-
-    def _evaluate_sizes(self, split: Split) -> Sizes:
-        decode, keys = self._decode[split], self._keys[split]
-        reading = () if decode is decode_member and keys is None else (decode, keys)
+    def evaluate(self, sizes: Any) -> Sizes:
+        """Return the sizes; a function is called for each decoded sample, unless its results were kept."""
+        decode, keys = self.reading.decode, self.reading.keys
+        untransformed = replace(self.reading, transform=None).arguments()
         parts = [
             sizes_of_shards(
-                self._shards(split, place, None),
+                IndexedShards(place, **untransformed),
                 place,
-                self._sizes[split],
-                num_workers=self._loading[split].num_workers,
+                sizes,
+                num_workers=self.loading.num_workers,
                 name=name,
-                reading=reading,
-                on_error=self._loading[split].on_error,
+                reading=() if decode is decode_member and keys is None else (decode, keys),
+                on_error=self.loading.on_error,
             )
-            for name, place in self._places(split).items()
+            for name, place in self.places.items()
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def in_words(self) -> str:
+        """The place, or the names of several sources."""
+        if [*self.places] != [self.split.name]:
+            return f"of {', '.join(self.places)}"
+        place = self.places[self.split.name]
+        return f"of {place}" if isinstance(place, str | os.PathLike) else f"of a {type(place).__name__}"

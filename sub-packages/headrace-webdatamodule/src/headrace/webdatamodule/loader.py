@@ -153,6 +153,7 @@ class ResumableLoader(EpochLoader):
         check_ranks: bool = True,
     ) -> None:
         self._loading = Loading(
+            collate_fn=collate_fn,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             pin_memory=pin_memory,

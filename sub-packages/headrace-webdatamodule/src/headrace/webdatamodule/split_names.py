@@ -1,7 +1,7 @@
 """The names of the splits, and arguments that are given per split."""
 
 import reprlib
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -152,12 +152,6 @@ class PerSplit:
         if not self.mappings or any(isinstance(key, Split) for key in self.given):
             return True
         return bool(self.given) and all(meant_split(key) for key in self.given)
-
-    def in_words(self, words: Callable[[Any], str]) -> str:
-        """The value in words; of a mapping, those of each split."""
-        if not self.mapped:
-            return words(self.given)
-        return "{" + ", ".join(f"{split.name}: {words(value)}" for split, value in self.given.items()) + "}"
 
     def __contains__(self, split: Split) -> bool:
         return split in self.given if self.mapped else self.given is not None

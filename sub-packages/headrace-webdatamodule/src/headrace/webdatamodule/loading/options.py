@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from dataclasses import InitVar, dataclass, fields
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -13,6 +13,7 @@ import torch
 from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule.loading.fingerprint import digest
 from headrace.webdatamodule.loading.worker import WorkerTimeout
+from headrace.webdatamodule.split_names import PerSplit, Split
 
 OnError: TypeAlias = Literal["raise", "skip"]
 SeedPer: TypeAlias = Literal["sample", "step"]
@@ -33,6 +34,7 @@ class Loading:
     """How a loader reads its batches; `where` names the split in errors.
 
     Args:
+        collate_fn: Converts a list of samples to a batch, in the worker; torch's `default_collate` when None.
         num_workers: Processes that read ahead; they stay from epoch to epoch.
         prefetch_factor: Batches that each of them reads ahead; 2 when None.
         pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
@@ -42,6 +44,7 @@ class Loading:
         seed_per: What the random numbers of transforms depend on: the "sample", or the "step", rank and split.
     """
 
+    collate_fn: Collate | None = None
     num_workers: int = 0
     prefetch_factor: int | None = None
     pin_memory: bool | None = False
@@ -51,7 +54,28 @@ class Loading:
     seed_per: SeedPer = "step"
     where: InitVar[str] = ""
 
+    @classmethod
+    def by_split(
+        cls, splits: Iterable[Split], *, collate_fn: Any, num_workers: Any, on_error: Any, **options: Any
+    ) -> dict[Split, Loading]:
+        """Return how each split is loaded; the first three arguments may be mappings from splits."""
+        collate, workers = PerSplit("collate_fn", collate_fn), PerSplit("num_workers", num_workers, 0)
+        errors = PerSplit("on_error", on_error, "raise")
+        where = "[{}]" if any(argument.mapped for argument in (collate, workers, errors)) else ""
+        return {
+            split: cls(
+                collate_fn=collate[split],
+                num_workers=workers[split],
+                on_error=errors[split],
+                where=where.format(repr(split.name)),
+                **options,
+            )
+            for split in splits
+        }
+
     def __post_init__(self, where: str) -> None:
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise TypeError(f"collate_fn{where} must be a function, got {self.collate_fn!r}")
         workers = checked_int(f"num_workers{where}", self.num_workers, 0, cure="0 reads in this process")
         object.__setattr__(self, "num_workers", workers)
         if self.prefetch_factor is not None:
@@ -67,7 +91,7 @@ class Loading:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def of_torch(self) -> dict[str, Any]:
-        """The arguments of torch's `DataLoader`, which refuses some of them without workers."""
+        """The arguments for the workers of torch's `DataLoader`, which refuses some of them without workers."""
         return {
             "num_workers": self.num_workers,
             "prefetch_factor": self.prefetch_factor if self.num_workers else None,

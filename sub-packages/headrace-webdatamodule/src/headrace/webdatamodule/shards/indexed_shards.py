@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from functools import reduce
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from headrace.webdatamodule.shards.index.keys import SampleKeys
 from headrace.webdatamodule.shards.index.shard_index import ShardIndex
 from headrace.webdatamodule.shards.reading.local_shards import ShardSet
 from headrace.webdatamodule.shards.reading.open_shards import NO_DESCRIPTORS, LruCache, concurrently, default_limit
+from headrace.webdatamodule.shards.reading.options import Reading, Verify
 from headrace.webdatamodule.shards.reading.shard_reader import Sample, ShardReader
 from headrace.webdatamodule.shards.shard_table import Opened, ShardTable, Source
 
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
     from headrace.webdatamodule.shards.remote.fetcher import Fetcher
     from headrace.webdatamodule.shards.stores.store import Traffic
 
-Verify = Literal["read", "open", "none"]
 BeforeSample: TypeAlias = Callable[[int], None]
-_VERIFY = ("read", "open", "none")
 _Made = TypeVar("_Made")
 
 
@@ -70,7 +69,7 @@ class IndexedShards:
     Raises:
         FileNotFoundError: The path does not exist.
         ShardError: There is no index or no manifest, or it is damaged.
-        TypeError: A number is not an int.
+        TypeError: A number is not an int, or `transform` is no function.
         ValueError: An argument is not allowed.
 
     >>> import tempfile
@@ -95,11 +94,9 @@ class IndexedShards:
         max_open: int | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        if verify not in _VERIFY:
-            raise ValueError(f"verify must be one of {', '.join(map(repr, _VERIFY))}, got {verify!r}")
+        reading = Reading(keys, decode, transform, verify, allowed_classes, max_bytes)
         if max_open is not None:
             max_open = checked_int("max_open", max_open, 1, cure="at least one shard has to be open")
-        max_bytes = checked_int("max_bytes", max_bytes, 1, cure="say how large a member may become")
         several = isinstance(source, Mapping)
         places: Mapping[str, Any] = source if isinstance(source, Mapping) else {"": source}
         if not places:
@@ -109,10 +106,12 @@ class IndexedShards:
         for name, place in places.items():
             shards = find_shards(place)
             members = None if keys is None else chosen_members(keys, shards.members)
-            decoder = SampleDecoder(members or shards.members, decode, transform, allowed_classes, max_bytes)
+            decoder = SampleDecoder(
+                members or shards.members, decode, transform, reading.allowed_classes, reading.max_bytes
+            )
             sources.append(Source(name, shards, members, decoder, shards.sample_cache(members)))
         self._table = ShardTable(tuple(sources))
-        self._verify, self._max_open, self._max_bytes = verify, max_open, max_bytes
+        self._verify, self._max_open, self._max_bytes = reading.verify, max_open, reading.max_bytes
         self._begin()
 
     def _begin(self) -> None:

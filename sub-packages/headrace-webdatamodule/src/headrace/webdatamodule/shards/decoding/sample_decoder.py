@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError, AllowedClasses
+from headrace.webdatamodule.shards.decoding.allowed import AllowedClass, AllowedClassError
 from headrace.webdatamodule.shards.decoding.decode import MemberDecoder, decode_member, member_decoder
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.errors import DecodeError, ShardError
@@ -30,8 +30,6 @@ class SampleDecoder:
         allowed_classes: Collection[AllowedClass],
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        if transform is not None and not callable(transform):
-            raise ValueError(f"transform must be a function of a sample or None, got {transform!r}")
         self._transform = transform
         self._decoders = _decoders(members, decode, allowed_classes, max_bytes)
         self._steps = [_step(member, decoder) for member, decoder in self._decoders.items()]
@@ -84,10 +82,6 @@ def _decoders(
 ) -> dict[str, Decoder]:
     """What decodes each member; nothing for those that stay bytes."""
     by_extension = decode is decode_member or isinstance(decode, Mapping)
-    if allowed_classes and not by_extension:
-        message = f"allowed_classes is for the default decoding, which decode={decode!r} replaces"
-        raise ValueError(f"{message}: leave one out")
-    AllowedClasses(allowed_classes)
     made = {member: member_decoder(member, tuple(allowed_classes), max_bytes) for member in members}
     default: dict[str, Decoder] = {member: decoder for member, decoder in made.items() if decoder is not None}
     if decode is None or decode is decode_member:
@@ -101,8 +95,6 @@ def _decoders(
             if decoder is not None and not callable(decoder):
                 raise ValueError(f"decode[{member!r}] must be a function of bytes or None, got {decoder!r}")
         return {member: decoder for member, decoder in {**default, **own}.items() if decoder is not None}
-    if not callable(decode):
-        raise ValueError(f"decode must be a function of key and bytes, a mapping of such or None, got {decode!r}")
     return {member: partial(decode, member) for member in members}
 
 
@@ -113,8 +105,6 @@ def _folded(member: object) -> Any:
 
 def chosen_members(keys: Sequence[str], members: Collection[str]) -> tuple[str, ...]:
     """The members to read, in lower case; refused unless there are such."""
-    if isinstance(keys, str) or not isinstance(keys, Iterable):
-        raise ValueError(f"keys must be a list of member keys, got {keys!r}: write [{keys!r}]")
     given = list(keys)
     chosen = tuple(map(_folded, given))
     if not chosen or not all(key in members for key in chosen) or len(set(chosen)) < len(chosen):
