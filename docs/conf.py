@@ -59,7 +59,8 @@ _SUBJECTS = {
     "Data": "dataset datasets shards source sources sizes sizeof decode transform collate_fn keys allowed_classes "
     "verify max_bytes on_error suffix_keys_wds dirs_tars_wds prefix_tars_wds columns",
     "Budget and batches": "max_total_size tokens_per_step accumulate budget strategy cost max_items batch_size "
-    "batch_sampler global_batch_size batch_size_multiple length_multiple shapes work drop_last",
+    "batch_sampler global_batch_size batch_size_multiple length_multiple shapes work drop_last "
+    "by label_per extra_per_sample",
     "Mixture": "weights weight_dict semantics epoch_length temperature schedule per stopping max_passes mix",
     "Order": "sampler shuffle seed seed_per curriculum window block balanced_ranks plan_cache buffer_size",
     "Ranks": "num_replicas rank mesh tail check_ranks",
