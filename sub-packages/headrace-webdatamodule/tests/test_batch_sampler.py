@@ -83,7 +83,7 @@ def test_every_sample_once_in_equally_many_batches(
     if caught:  # fewer samples than ranks, and no batch before that could lend some
         assert 0 < extra < world
         assert size == 1 or count < world
-        assert all(f"{extra} come again" in str(one.message) for one in caught)
+        assert all(f"repeats {extra} sample" in str(one.message) for one in caught)
     else:
         assert extra == 0
     if not shuffle and not extra:
@@ -157,9 +157,9 @@ def test_a_position_holds_for_its_epoch() -> None:
 
 def test_a_last_step_of_too_few_samples_names_those_that_come_again() -> None:
     first, second = ranks(3, 1, 2, shuffle=False)
-    with pytest.warns(UserWarning, match=r"has 1 samples for 2 ranks: 1 come again, \[2\]"):
+    with pytest.warns(UserWarning, match=r"has 1 sample for 2 ranks, and repeats 1 sample: \[2\]"):
         assert list(first) == [[0], [2]]
-    with pytest.warns(UserWarning, match="come again"):
+    with pytest.warns(UserWarning, match="repeats"):
         assert list(second) == [[1], [2]]
 
 

@@ -176,7 +176,7 @@ def test_index_names_members_that_are_skipped(tmp_path: Path) -> None:
     tar_of(tmp_path / "a.tar", [("one.txt", b"1"), ("READ\x1bME", b"")])
     done = shards("index", tmp_path)
     assert done.returncode == 0
-    assert done.stderr.startswith(b"headrace-shards: warning: 1 members are no part of a sample")
+    assert done.stderr.startswith(b"headrace-shards: warning: 1 member will not be read, as no part of a sample")
     assert b"\x1b" not in done.stderr
     assert done.stderr.count(b"\n") == 1
 

@@ -119,7 +119,7 @@ def test_files_that_are_left_are_named(tmp_path: Path) -> None:
     words = [*COMMAND, str(source), str(tmp_path / "out")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("headrace-shards: warning: 5 files are no part of a sample and are not packed")
+    assert done.stderr.startswith("headrace-shards: warning: 5 files not packed, as no part of a sample")
     assert done.stderr.count("\n") == 1
 
 

@@ -129,7 +129,7 @@ def test_shards_of_other_samples_are_never_touched(source: Path) -> None:
     data = [path.read_bytes() for path in pack(source)]
     with pytest.raises(FileExistsError, match=r"p-000000.tar holds other samples"):
         pack(source, NAMES[1:])
-    with pytest.raises(FileExistsError, match="1 shards of prefix 'p' beside"):
+    with pytest.raises(FileExistsError, match="1 shard of prefix 'p' beside"):
         pack(source, n_shards=1)
     assert [path.read_bytes() for path in sorted((source.parent / "tars").glob("*.tar"))] == data
 

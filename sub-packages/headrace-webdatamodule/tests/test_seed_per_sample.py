@@ -34,7 +34,7 @@ from headrace.webdatamodule.loading.sample_random import is_plain
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:the last step has .* samples for:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the last step has:UserWarning"),
 ]
 Draws = dict[tuple[int, int], tuple[Any, ...]]
 

@@ -41,7 +41,7 @@ def test_ids_with_dots_that_become_few_samples_are_warned_of(tmp_path: Path) -> 
 def test_a_cut_at_the_last_dot_makes_a_sample_of_each_file(tmp_path: Path) -> None:
     folder = tar_of(tmp_path / "tars", NAMES)
     tar_of(folder, ["x.y.cls", "d.1/x.z.cls", "d.1/x.z.txt", ".hidden.txt", "README"], "b.tar")
-    with pytest.warns(UserWarning, match="2 members are no part"):
+    with pytest.warns(UserWarning, match="2 members will not be read"):
         manifest = index_shards(folder, split_at="last")
     assert (manifest.n_samples, manifest.members) == (302, ("cls", "txt"))
     shards = IndexedShards(folder)

@@ -140,7 +140,7 @@ def test_shards_of_another_plan_are_not_touched(tmp_path: Path, options: dict[st
     write_shards(some(40), tmp_path, n_shards=4)
     (tmp_path / "manifest.json").unlink()
     data = contents(tmp_path)
-    with pytest.raises(FileExistsError, match=r"beside the [34] shards|shards of another plan"):
+    with pytest.raises(FileExistsError, match=r"beside the [34] shards|shards? of another plan"):
         write_shards(some(40), tmp_path, **options)
     assert contents(tmp_path) == data
 
@@ -155,7 +155,7 @@ def test_a_directory_with_something_else_is_refused(tmp_path: Path, name: str) -
 
 def test_shards_of_others_are_not_taken_for_our_own(tmp_path: Path) -> None:
     write_tar(tmp_path / "shard-000000.tar", some(2))
-    with pytest.raises(FileExistsError, match=r"1 shards of another plan.*none is noted"):
+    with pytest.raises(FileExistsError, match=r"1 shard of another plan.*none is noted"):
         write_shards(some(4), tmp_path, n_shards=2)
     index_shards(tmp_path)
     with pytest.raises(FileExistsError, match=r"holds a finished set.*fingerprint=.*overwrite=True"):

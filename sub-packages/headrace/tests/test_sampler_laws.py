@@ -110,7 +110,7 @@ FEW = {
     for name in ("stratified", "sequential, drop", "pieces", "order", "mixture", "count", "count of a mixture")
 }
 COPIED = FEW | CURRICULUM | TOKENS | {"blocks": BLOCKS["blocks"]}
-pytestmark = pytest.mark.filterwarnings("ignore:.*(left out as larger|repeat samples):UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(left out as larger|samples are repeated):UserWarning")
 
 
 def through_pickle(thing: Any) -> Any:

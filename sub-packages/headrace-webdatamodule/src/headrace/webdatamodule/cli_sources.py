@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule.shards.errors import ShardError
 from headrace.webdatamodule.shards.format.tar import BLOCK, few_samples, split_name
 from headrace.webdatamodule.shards.index.checksums import checksum64
@@ -178,8 +179,8 @@ def find_files(directories: Sequence[Path], *, split_at: str = "first", warn: Wa
     if not samples:
         raise ValueError(f"there are no files with an extension in {where}, {f'only {names}' if left else 'nothing'}")
     if left:
-        why = "they are hidden, have no extension or are no plain files"
-        warn(f"{len(left)} files are no part of a sample and are not packed, such as {names}: {why}")
+        why = "hidden, without an extension, or no plain file"
+        warn(f"{counted(len(left), 'file')} not packed, as no part of a sample, such as {names}: {why}")
     dotted = [path for members in samples.values() for member, path in members.items() if "." in member]
     if dotted and (message := few_samples("files", len(dotted), len(samples), dotted[0])):
         warn(message)

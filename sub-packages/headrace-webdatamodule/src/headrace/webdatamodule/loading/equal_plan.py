@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.webdatamodule._shared.digest import text_digest
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule._shared.epoch_plan import NO_LIMIT, Place, Steps
 from headrace.webdatamodule._shared.mixture import NOT_MIXED, Mixed
 from headrace.webdatamodule._shared.record import RECORD
@@ -335,8 +336,8 @@ def _without(left_out: Samples, take: Take, start: int, stop: int) -> Samples:
 
 def _repetition(again: list[int], few: int, world: int) -> str:
     """Name the samples of a step that come twice, as it has fewer of them than ranks."""
-    message = f"the last step has {few} samples for {world} ranks: {len(again)} come again"
-    return f"{message}, {again[:10]}{' ...' if len(again) > 10 else ''}"
+    message = f"the last step has {counted(few, 'sample')} for {counted(world, 'rank')}, and repeats"
+    return f"{message} {counted(len(again), 'sample')}: {again[:10]}{' ...' if len(again) > 10 else ''}"
 
 
 def n_steps(left: int, batch_size: int, world: int, *, drop_last: bool = False) -> int:

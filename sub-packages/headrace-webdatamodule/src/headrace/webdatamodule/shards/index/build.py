@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule.shards.errors import (
     Damage,
     DamagedIndexError,
@@ -373,7 +374,8 @@ def _warn(done: Sequence[Indexed]) -> None:
     if count:
         first = next(indexed for indexed in done if indexed.entry.skipped)
         names = ", ".join(repr(name) for name in first.skipped[:3])
-        message = f"{count} members are no part of a sample and will not be read, such as {names} in {first.entry.name}"
+        members = f"{counted(count, 'member')} will not be read, as no part of a sample"
+        message = f"{members}, such as {names} in {first.entry.name}"
         warnings.warn(f"{message}: give them a name with an extension if they are", SkippedMembersWarning, stacklevel=4)
     dotted, samples = (sum(counts) for counts in zip(*((one.dotted, one.entry.samples) for one in done), strict=True))
     name = next((indexed.dotted_name for indexed in done if indexed.dotted), "")

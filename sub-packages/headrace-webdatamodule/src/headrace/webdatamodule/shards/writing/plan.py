@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from headrace.webdatamodule._shared.checks import checked_int
 from headrace.webdatamodule._shared.digest import digest64
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule.shards.errors import ManifestError, ShardError
 from headrace.webdatamodule.shards.format.files import atomic_write, sync_directory
 from headrace.webdatamodule.shards.format.pack import MOST_BYTES, MOST_TABLE, OVERHEAD, table_bytes
@@ -77,7 +78,8 @@ class Plan:
         if replaces or (stream and before):  # also those of a run that stopped
             ours |= {name for name in there if own.fullmatch(name)}
         if there - ours:
-            message = f"{directory} holds {len(there - ours)} files beside the {len(names)} shards to be written"
+            message = f"{directory} holds {counted(len(there - ours), 'file')} beside the"
+            message = f"{message} {counted(len(names), 'shard')} to be written"
             cure = "a manifest is for one set. Remove them, or choose another directory"
             raise FileExistsError(f"{message} (first: {min(there - ours)}): {cure}")
         differences = self._differences(before, stream)
@@ -85,7 +87,9 @@ class Plan:
             return True
         shards = sorted(name for name in ours if name.endswith(".tar"))
         if shards and differences and not replaces:
-            message = f"{directory} holds {len(shards)} shards of another plan, first {shards[0]}: {differences}"
+            message = (
+                f"{directory} holds {counted(len(shards), 'shard')} of another plan, first {shards[0]}: {differences}"
+            )
             raise FileExistsError(f"{message}. Remove them, choose another directory, or {CURE}")
         clear(directory, ours)
         self.save(directory)
@@ -201,7 +205,7 @@ def refuse_leftovers(directory: Path, prefix: str, paths: Sequence[Path]) -> Non
     others = sorted(set(shards_of_prefix(directory, prefix)) - set(paths))
     if others:
         raise FileExistsError(
-            f"{directory} holds {len(others)} shards of prefix {prefix!r} beside the {len(paths)} to be"
+            f"{directory} holds {counted(len(others), 'shard')} of prefix {prefix!r} beside the {len(paths)} to be"
             f" written (first: {others[0].name}): readers would take them for a part of the new set."
             " Remove them, or choose another directory or prefix"
         )
