@@ -138,7 +138,7 @@ def test_a_repr_says_the_main_figures(folder: Path) -> None:
     made = loader()
     next(iter(made))
     assert repr(made).splitlines() == [
-        "ResumableLoader(train: range of 1,200, epoch 0, 1 batches delivered, num_workers=0, seed 0,",
+        "ResumableLoader(train: range of 1,200, epoch 0, 1 batch delivered, num_workers=0, seed 0,",
         "  DistributedBatchSampler(1,200 samples, batch_size 5, shuffled, rank 1 of 2, epoch 0 at 10, seed 0))",
     ]
     made.close()

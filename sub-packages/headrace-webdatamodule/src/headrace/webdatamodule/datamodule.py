@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.utilities import CombinedLoader
 
 from headrace.webdatamodule._shared.checks import checked_int
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule._shared.ranks import Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.shards.writing.pack_files import pack_files
@@ -57,7 +58,7 @@ class StreamSplit:
     def in_words(self) -> str:
         """The number of samples of an epoch, and the places."""
         places = ", ".join(name or place for name, place in self.stream.places.items())
-        return f"{self.stream.n_samples:,} samples of {places}"
+        return f"{counted(self.stream.n_samples, 'sample')} of {places}"
 
 
 class WebDataModule(BaseDataModule[StreamSplit]):

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.webdatamodule._shared.display import described, inner, kind_of, never_raises
+from headrace.webdatamodule._shared.display import counted, described, inner, kind_of, never_raises
 from headrace.webdatamodule._shared.random import fold_in
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading import batch_plans
@@ -219,7 +219,7 @@ class ResumableLoader(EpochLoader):
         shown = inner(self._present_sampler) if self._factory is None else described(self._factory)
         return (
             f"{type(self).__name__}({self._name}: {kind_of(self.dataset)}, epoch {self.epoch}, "
-            f"{self.steps:,} batches delivered, num_workers={self.num_workers}, seed {self._seed},\n  {shown})"
+            f"{counted(self.steps, 'batch')} delivered, num_workers={self.num_workers}, seed {self._seed},\n  {shown})"
         )
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks
 from headrace.webdatamodule.loading.batching import Batching
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
@@ -176,7 +177,7 @@ class GivenDataset:
 
     def in_words(self) -> str:
         """The number of samples."""
-        return f"{len(self.dataset):,} samples"
+        return counted(len(self.dataset), "sample")
 
 
 def _checked_datasets(datasets: Any) -> dict[Split, Any]:

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from headrace.webdatamodule._lightning import LastIndices, PredictLoop
 from headrace.webdatamodule._shared.checks import checked_int
+from headrace.webdatamodule._shared.display import counted
 from headrace.webdatamodule._shared.ranks import Ranks
 from headrace.webdatamodule.base_datamodule import BaseDataModule
 from headrace.webdatamodule.loader import ResumableLoader
@@ -60,7 +61,7 @@ class PlannedSplit:
 
     def in_words(self) -> str:
         """The number of samples, where it is known."""
-        return self._data.in_words() if self._dataset is None else f"{len(self._dataset):,} samples"
+        return self._data.in_words() if self._dataset is None else counted(len(self._dataset), "sample")
 
     def open(self) -> None:
         """Open the data for a stage: they may have been replaced since a former one."""

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from headrace.webdatamodule._shared.cursor import EpochCursor
 from headrace.webdatamodule._shared.digest import text_digest
-from headrace.webdatamodule._shared.display import never_raises
+from headrace.webdatamodule._shared.display import counted, never_raises
 from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
 from headrace.webdatamodule.loading.state_dict import STATE_VERSION, check_state
@@ -128,10 +128,9 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
 
     @never_raises
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self._name}: {self.options.n_samples:,} samples, {self.n_batches:,} batches an "
-            f"epoch, epoch {self.epoch}, {self.steps:,} batches delivered)"
-        )
+        samples, batches = counted(self.options.n_samples, "sample"), counted(self.n_batches, "batch")
+        delivered = f"epoch {self.epoch}, {counted(self.steps, 'batch')} delivered"
+        return f"{type(self).__name__}({self._name}: {samples}, {batches} an epoch, {delivered})"
 
     def _choose_epoch(self, epoch: int) -> None:
         self._progress.choose(epoch)
