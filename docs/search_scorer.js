@@ -1,4 +1,4 @@
-// The weights are Sphinx's own. Tasks come first; records and the changelog mention everything, and so come last.
+// The weights are Sphinx's own, but one. Tasks come first; records and the changelog mention everything, and so come last.
 // A var, because Sphinx declares one, too.
 var Scorer = {
   score: ([page, , , , score]) => {
@@ -6,7 +6,7 @@ var Scorer = {
     if (/^(benchmarks|peers|decisions)$/.test(page)) return score - 15;
     return /^(how-to|tutorial|install)/.test(page) ? score + 15 : score;
   },
-  objNameMatch: 11,
+  objNameMatch: 50, // the name of a class leads to its text
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },
   objPrioDefault: 0,

@@ -17,7 +17,7 @@ function tabs(begin) {
   bar.setAttribute("role", "tablist");
   const show = (shown) => {
     sections.forEach((tab, number) => {
-      tab.hidden = tab !== shown;
+      tab.classList.toggle("hidden-tab", tab !== shown);
       bar.children[number].setAttribute("aria-selected", tab === shown);
     });
   };
