@@ -130,8 +130,8 @@ def fit(folder: Path, batches: Any, epochs: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("kind", "said", "left"),
     [
-        (DataLoader, r"an iteration of epoch 0 .* continues after set_epoch\(1\).* give it a ResumableLoader", 12),
-        (StatefulDataLoader, r"epoch 0 .* was over where its state was saved.* give it a ResumableLoader", 0),
+        (DataLoader, r"an iteration of epoch 0 .* continues after set_epoch\(1\).* give it a data module", 12),
+        (StatefulDataLoader, r"epoch 0 .* was over where its state was saved.* give it a data module", 0),
     ],
 )
 def test_a_fit_that_resumes_at_an_epochs_end_with_workers_says_what_it_loses(

@@ -433,8 +433,7 @@ def looked_at(rank: int, folder: str) -> list[list[str]]:
 
 
 def early_loader(rank: int, folder: str, by_size: bool) -> list[list[str]]:
-    """Trains on a loader that was made before the process group."""
-    model = Model()
+    """Reads an epoch of a loader that was made before the process group."""
     options: dict[str, Any] = {"batch_size": 2}
     if by_size:
         options = {"batch_sampler": Strided, "sizes": "txt"}
@@ -442,10 +441,8 @@ def early_loader(rank: int, folder: str, by_size: bool) -> list[list[str]]:
     module.setup("fit")
     loader = without_environment(module.train_dataloader)
     assert loader.num_workers == 0
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "You defined a `validation_step`")
-        trainer(2, max_epochs=1).fit(model, loader)
-    return model.seen["train"]
+    dist.init_process_group("gloo")
+    return list(loader)
 
 
 def asked_early(rank: int, kind: str) -> dict[str, Any]:

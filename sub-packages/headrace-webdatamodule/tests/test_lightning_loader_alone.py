@@ -1,207 +1,113 @@
-"""A real trainer that is given a loader, without a data module of headrace: whole epochs, and exact resume."""
+"""A real trainer that is given a loader without a data module of headrace: refused to train, welcome to evaluate."""
 
-from collections import Counter
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning
 import pytest
-import torch
-from indexed_runs import RESTORE, TRAIN, Bare, Model, Save, Stateful, keys, trainer
-from lightning.pytorch.callbacks import Callback
+from indexed_runs import TRAIN, Model, keys, trainer
 from lightning.pytorch.utilities import CombinedLoader
 from streams import module as stream_module
 from streams import number, write
+from torch.utils.data import DataLoader
 
 from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, ResumableLoader
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
-    pytest.mark.filterwarnings("ignore:You requested to overfit"),
-]
-SAMPLES = [{"__key__": f"t{i:02d}", "txt": "x" * (1 + i * 7 % 10)} for i in range(TRAIN)]
-SIZES = [len(sample["txt"]) for sample in SAMPLES]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:You defined a `validation_step` but have no", "ignore:.*does not have many workers"
+)
+SAMPLES = [{"__key__": f"t{i:02d}"} for i in range(TRAIN)]
+KEYS = [sample["__key__"] for sample in SAMPLES]
 
 
-def batches(kind: str) -> Any:
-    if kind == "plain":
-        return DistributedBatchSampler(TRAIN, 3, num_replicas=1, rank=0, seed=1)
-    return (Stateful if kind == "uneven" else Bare)(SIZES, sampler=None, num_replicas=1, rank=0, seed=1)
+def loader(*, fixed_epoch: bool = False) -> ResumableLoader:
+    batches = DistributedBatchSampler(TRAIN, 3, num_replicas=1, rank=0, shuffle=not fixed_epoch)
+    return ResumableLoader(SAMPLES, batches, collate_fn=keys, fixed_epoch=fixed_epoch)
 
 
-def loader(kind: str, **options: Any) -> ResumableLoader:
-    return ResumableLoader(SAMPLES, batches(kind), collate_fn=keys, **options)
+def plain() -> DataLoader[Any]:
+    return DataLoader(SAMPLES, batch_size=3, collate_fn=keys)  # type: ignore[arg-type]  # a list is a dataset
 
 
-def fit(
-    given: Any, *callbacks: Callback, path: Any = None, model: Model | None = None, asks: bool = True, **options: Any
-) -> Model:
-    model = Model(asks=asks) if model is None else model
-    trainer(*callbacks, **options).fit(model, given, ckpt_path=path, **RESTORE)
-    return model
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "max_steps": {"max_epochs": -1, "max_steps": 17},
-    "limit": {"limit_train_batches": 4},
-    "half": {"limit_train_batches": 0.5},
-    "reload": {"reload_dataloaders_every_n_epochs": 1},
-    "overfit": {"overfit_batches": 3},
-    "accumulate": {"accumulate_grad_batches": 2},
-}
-BY_DEFAULT = {("plain", "plain"), ("uneven", "plain"), ("uneven", "half"), ("bare", "max_steps")}
-MATRIX = [
-    pytest.param(kind, name, asks, marks=() if (kind, name) in BY_DEFAULT else pytest.mark.nightly)
-    for kind in ("plain", "uneven", "bare")
-    for name in OPTIONS
-    for asks in (True, False)
-]
-
-
-def counted(model: Model, done: int, options: dict[str, Any]) -> int:
-    """The steps whose gradients have reached the optimizer: those of a group come again."""
-    if done == 0:
-        return 0
-    epoch = model.seen[done - 1][0]
-    begin = min(step for step, (at, _) in enumerate(model.seen) if at == epoch)
-    last = done == len(model.seen) or model.seen[done][0] != epoch
-    return done if last else done - (done - begin) % options.get("accumulate_grad_batches", 1)
-
-
-@pytest.mark.parametrize(("kind", "name", "asks"), MATRIX)
-def test_a_checkpoint_of_any_moment_goes_on_exactly(tmp_path: Path, kind: str, name: str, asks: bool) -> None:
-    saving = Save(tmp_path)
-    model = fit(loader(kind), saving, asks=asks, **OPTIONS[name])
-    first_of_each = {(hook, done): path for path, hook, done in saving.saved}
-    wrong = []
-    for (hook, done), path in list(first_of_each.items())[:: 5 if (kind, name) in BY_DEFAULT else 1]:
-        done = counted(model, done, OPTIONS[name])
-        rest = fit(loader(kind), path=path, asks=asks, **OPTIONS[name]).seen
-        if rest != model.seen[done:]:
-            wrong.append((hook, done, rest[:2], model.seen[done : done + 2]))
-    assert wrong == []
-
-
-@pytest.mark.parametrize("kind", ["plain", "uneven", "bare"])
-def test_epochs_are_whole_and_their_lengths_known(kind: str) -> None:
-    model = fit(loader(kind))
-    lengths = Counter(epoch for epoch, _ in model.seen)
-    assert model.lengths == lengths
-    assert len(set(lengths.values())) == (1 if kind == "plain" else 3)
-    for epoch in range(3):
-        assert sorted(key for at, batch in model.seen if at == epoch for key in batch) == [
-            f"t{i:02d}" for i in range(TRAIN)
-        ]
-
-
-def of_module() -> Any:
-    module = MapDataModule(
-        {"train": SAMPLES}, batch_sampler=Stateful, sizes=SIZES, collate_fn=keys, seed=1, num_replicas=1, rank=0
-    )
+def of_a_module(_: Path) -> Any:
+    module = MapDataModule({"train": SAMPLES}, batch_size=3, collate_fn=keys, num_replicas=1, rank=0)
     module.setup("fit")
     return module.train_dataloader()
+
+
+def of_a_stream(folder: Path) -> Any:
+    module = stream_module(write(folder / "stream", [TRAIN]), TRAIN, 3, pipeline_wds=number)
+    module.setup("fit")
+    return module.train_dataloader()
+
+
+def of_a_fit_before(_: Path) -> Any:
+    module = MapDataModule({"train": SAMPLES}, batch_size=3, collate_fn=keys)
+    kept: list[Any] = []
+    callback = lightning.Callback()
+    callback.on_train_start = lambda trainer, _: kept.append(trainer.train_dataloader)  # type: ignore[method-assign]
+    trainer(callback, max_steps=1).fit(Model(), datamodule=module)
+    return kept[0]
 
 
 class OfOneself(lightning.LightningDataModule):
     """A data module that is not of headrace."""
 
     def train_dataloader(self) -> Any:
-        return loader("uneven")
+        return loader()
 
 
-@pytest.mark.parametrize("asks", [True, False])
-@pytest.mark.parametrize("make", [lambda: loader("uneven", num_workers=1), of_module, OfOneself])
-def test_the_ways_to_give_a_loader_alone(tmp_path: Path, make: Any, asks: bool) -> None:
-    saving, model, resumed = Save(tmp_path), Model(asks=asks), Model(asks=asks)
-    given = make()
-    is_module = isinstance(given, lightning.LightningDataModule)
-    name = "datamodule" if is_module else "train_dataloaders"
-    trainer(saving).fit(model, **{name: given})
-    path = next(path for path, hook, done in saving.saved if (hook, done) == ("batch end", 5))
-    trainer().fit(resumed, **{name: make()}, ckpt_path=path, **RESTORE)
-    assert resumed.seen == model.seen[5:]
+ALONE: dict[str, Callable[[Path], Any]] = {
+    "a loader": lambda _: loader(),
+    "a loader of a data module": of_a_module,
+    "a loader of a stream": of_a_stream,
+    "a loader of a fit before": of_a_fit_before,
+    "a data module of one's own": lambda _: OfOneself(),
+    "several loaders": lambda _: {"ours": loader(), "torch's": plain()},
+    "several combined": lambda _: CombinedLoader([plain(), loader()], "max_size_cycle"),
+}
 
 
-@pytest.mark.parametrize("asks", [True, False])
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-@pytest.mark.parametrize("done", [1, 3])
-def test_another_number_of_ranks_goes_on_exactly(
-    tmp_path: Path, before: int, after: int, done: int, asks: bool
-) -> None:
-    def sampler(num_replicas: int) -> DistributedBatchSampler:
-        return DistributedBatchSampler(TRAIN, 2, num_replicas=num_replicas, rank=0, seed=1)
-
-    def of_ranks(num_replicas: int) -> ResumableLoader:
-        return ResumableLoader(SAMPLES, sampler(num_replicas), collate_fn=keys, check_ranks=False)
-
-    saving = Save(tmp_path)
-    fit(of_ranks(before), saving, asks=asks)
-    path = next(path for path, hook, steps in saving.saved if (hook, steps) == ("batch end", done))
-    taken, rest = sampler(before), sampler(after)
-    batches = iter(taken)
-    for _ in range(done):
-        next(batches)
-    rest.load_state_dict(taken.state_dict())
-    expected = [(0, batch) for batch in rest]
-    rest.set_epoch(1)
-    expected += [(1, batch) for batch in rest]
-    resumed = fit(of_ranks(after), path=path, asks=asks, max_epochs=2)
-    assert resumed.seen == [(epoch, tuple(SAMPLES[index]["__key__"] for index in batch)) for epoch, batch in expected]
+@pytest.mark.parametrize("what", list(ALONE))
+def test_a_trainer_is_refused_before_its_first_step(tmp_path: Path, what: str) -> None:
+    model, refused = Model(), ALONE[what](tmp_path)
+    name = "datamodule" if isinstance(refused, lightning.LightningDataModule) else "train_dataloaders"
+    with pytest.raises(ValueError, match=r"train_dataloaders must not hold the train loader.*datamodule="):
+        trainer().fit(model, **{name: refused})
+    assert model.seen == []
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_two_loaders_go_on_where_they_were(tmp_path: Path, asks: bool) -> None:
-    class Two(Model):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return super().training_step([*batch["one"], *batch["two"]], batch_idx)
-
-    def of_ranks(num_replicas: int) -> ResumableLoader:
-        sampler = DistributedBatchSampler(TRAIN, 3, num_replicas=num_replicas, rank=0)
-        return ResumableLoader(SAMPLES, sampler, collate_fn=keys, check_ranks=False)
-
-    def both(num_replicas: int = 1) -> CombinedLoader:
-        return CombinedLoader({"one": loader("plain"), "two": of_ranks(num_replicas)}, "max_size_cycle")
-
-    saving, model, resumed = Save(tmp_path), Two(asks=asks), Two(asks=asks)
-    fit(both(), saving, model=model)
-    path = next(path for path, hook, done in saving.saved if (hook, done) == ("batch end", 5))
-    fit(both(), path=path, model=resumed)
-    assert resumed.seen == model.seen[5:]
-    with pytest.raises(ValueError, match=r"must be one loader .* got 2, .* Resume with the number of ranks that saved"):
-        fit(both(2), path=path, model=Two(asks=asks))
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_a_fixed_loader_evaluates_and_another_one_is_refused(stage: str) -> None:
+    model, fixed = Model(), loader(fixed_epoch=True)
+    for _ in range(2):
+        outputs = getattr(trainer(), stage)(model, fixed)
+    predicted = [key for output in outputs for key in output["key"]] if stage == "predict" else KEYS
+    assert (predicted, model.val[TRAIN:]) == (KEYS, [] if stage == "predict" else KEYS)
+    with pytest.raises(ValueError, match=r"or to evaluate, give the loader fixed_epoch=True"):
+        getattr(trainer(), stage)(model, loader())
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_stream_alone_goes_on_exactly(tmp_path: Path, asks: bool) -> None:
-    place = write(tmp_path / "stream", [TRAIN])
-
-    def stream() -> Any:
-        made = stream_module(place, TRAIN, 3, pipeline_wds=number, kwargs_wds={"shardshuffle": True})
-        made.setup("fit")
-        return made.train_dataloader()
-
-    saving, model, resumed = Save(tmp_path), Model(asks=asks), Model(asks=asks)
-    fit(stream(), saving, model=model)
-    for path, hook, done in saving.saved:
-        if hook == "batch end" and done in (1, 5, 9):
-            fit(stream(), path=path, model=(resumed := Model(asks=asks)))
-            assert resumed.seen == model.seen[done:]
+def test_a_fixed_loader_validates_a_fit() -> None:
+    model = Model()
+    trainer(max_epochs=2, num_sanity_val_steps=0).fit(model, plain(), loader(fixed_epoch=True))
+    assert model.val == 2 * KEYS
 
 
-def test_a_loader_goes_on_by_itself_after_a_fit(tmp_path: Path) -> None:
-    kept, saving = loader("uneven"), Save(tmp_path)
-    running, model = trainer(saving, max_epochs=2), Model()
-    running.fit(model, kept)
-    running.fit_loop.max_epochs = 3
-    running.fit(model, kept)
-    assert model.seen == fit(loader("uneven")).seen
-    fresh = loader("uneven")
-    kept.set_epoch(3)
-    fresh.set_epoch(3)
-    assert list(kept) == list(fresh)
-    path = next(path for path, hook, done in saving.saved if (hook, done) == ("batch end", 5))
-    assert fit(kept, path=path).seen == model.seen[5:]
-    kept.load_state_dict(loader("uneven").state_dict())
-    assert list(kept) == [list(batch) for epoch, batch in model.seen if epoch == 0]
+def test_a_loop_of_ones_own_chooses_epochs_where_lightning_is_imported() -> None:
+    """Lightning calls the method of `sampler`, and so do loops where it is not imported."""
+    ours = loader()
+    ours.set_epoch(1)
+    assert ours.epoch == 1
+    with pytest.raises(ValueError, match=r"In a loop of your own call loader.set_epoch\(epoch\)"):
+        ours.sampler.set_epoch(2)
+    assert ours.epoch == 1
+
+
+def test_without_lightning_the_sampler_chooses_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    ours = loader()
+    ours.sampler.set_epoch(2)
+    assert ours.epoch == 2

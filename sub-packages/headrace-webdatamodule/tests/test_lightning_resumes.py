@@ -1,15 +1,14 @@
-"""Laws of a trainer's checkpoints, whoever gave the loader: resumed again and again, or with another class."""
+"""Laws of a trainer's checkpoints: resumed again and again, or with a data module of another class."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from indexed_runs import RESTORE, TRAIN, Model, Save, Stateful, keys, trainer
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule import DistributedBatchSampler, MapDataModule, ResumableLoader
+from headrace.webdatamodule import MapDataModule
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,28 +19,16 @@ SIZES = [len(sample["txt"]) for sample in SAMPLES]
 BATCHES: dict[str, Any] = {"plain": {"batch_size": 3}, "uneven": {"batch_sampler": Stateful, "sizes": SIZES}}
 
 
-def loader(kind: str = "plain") -> ResumableLoader:
-    batches: Any = DistributedBatchSampler(TRAIN, 3, num_replicas=1, rank=0, seed=1)
-    if kind == "uneven":
-        batches = Stateful(SIZES, sampler=None, num_replicas=1, rank=0, seed=1)
-    return ResumableLoader(SAMPLES, batches, collate_fn=keys, seed=1)
-
-
 def module(kind: str = "plain", of: type[MapDataModule] = MapDataModule, **options: Any) -> MapDataModule:
     chosen = {**BATCHES[kind], "collate_fn": keys, "seed": 1, "num_replicas": 1, "rank": 0, **options}
     return of({"train": SAMPLES}, **chosen)
 
 
 def fit(given: Any, *callbacks: Callback, path: Any = None, asks: bool = False, **options: Any) -> Model:
-    model, validates = Model(asks=asks), "val_check_interval" in options
-    name = "datamodule" if isinstance(given, MapDataModule) else "train_dataloaders"
-    running = trainer(*callbacks, **{"num_sanity_val_steps": 0, **options})
-    loaders: dict[str, Any] = {name: given}
-    if validates and name == "datamodule":
+    model, running = Model(asks=asks), trainer(*callbacks, **{"num_sanity_val_steps": 0, **options})
+    if "val_check_interval" in options:
         given.val_dataloader = lambda: DataLoader(["v"])  # type: ignore[arg-type]
-    elif validates:
-        loaders["val_dataloaders"] = DataLoader(["v"])  # type: ignore[arg-type]
-    running.fit(model, ckpt_path=path, **loaders, **RESTORE)
+    running.fit(model, datamodule=given, ckpt_path=path, **RESTORE)
     return model
 
 
@@ -64,24 +51,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 TWICE = [
     pytest.param(
-        *(given, kind, name, asks),
+        *(kind, name, asks),
         marks=()
         if asks == ((place + turn) % 2 == 0) and (turn == 0 or name in ("plain", "steps between validations"))
         else pytest.mark.nightly,
     )
-    for turn, (given, kind) in enumerate([("loader", "plain"), ("loader", "uneven"), ("module", "plain")])
+    for turn, kind in enumerate(BATCHES)
     for place, name in enumerate(OPTIONS)
     for asks in (False, True)
 ]
 
 
-@pytest.mark.parametrize(("given", "kind", "name", "asks"), TWICE)
+@pytest.mark.parametrize(("kind", "name", "asks"), TWICE)
 def test_a_run_that_resumed_at_the_end_of_an_epoch_resumes_in_the_next(
-    tmp_path: Path, given: str, kind: str, name: str, asks: bool
+    tmp_path: Path, kind: str, name: str, asks: bool
 ) -> None:
     def run(*callbacks: Callback, path: Any = None) -> Model:
-        made = loader(kind) if given == "loader" else module(kind)
-        return fit(made, *callbacks, path=path, asks=asks, **OPTIONS[name])
+        return fit(module(kind), *callbacks, path=path, asks=asks, **OPTIONS[name])
 
     first, second = Save(tmp_path), Save(tmp_path / "second")
     whole = run(first).seen
@@ -100,15 +86,12 @@ class Renamed(MapDataModule):
 MAKERS: dict[str, Any] = {
     "module": module,
     "renamed": lambda: module(of=Renamed),
-    "loader": loader,
     "torch's": lambda: DataLoader(SAMPLES, batch_size=3, collate_fn=keys),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("asks", [False, True])
-@pytest.mark.parametrize(
-    ("saved", "resumed"), [("module", "renamed"), ("renamed", "module"), ("module", "loader"), ("loader", "loader")]
-)
+@pytest.mark.parametrize(("saved", "resumed"), [("module", "renamed"), ("renamed", "module")])
 def test_a_checkpoint_with_a_position_goes_on_exactly(tmp_path: Path, saved: str, resumed: str, asks: bool) -> None:
     saving = Save(tmp_path)
     whole, stopped = fit(MAKERS[saved](), asks=asks).seen, stopped_at(9, MAKERS[saved](), saving, asks=asks)
@@ -118,21 +101,15 @@ def test_a_checkpoint_with_a_position_goes_on_exactly(tmp_path: Path, saved: str
 
 
 @pytest.mark.parametrize("asks", [False, True])
-@pytest.mark.parametrize(
-    ("saved", "resumed"), [("torch's", "loader"), ("torch's", "module"), ("loader", "module"), ("loader", "renamed")]
-)
-def test_a_checkpoint_in_mid_epoch_without_a_position_is_refused(
-    tmp_path: Path, saved: str, resumed: str, asks: bool
-) -> None:
+def test_a_checkpoint_in_mid_epoch_without_a_position_is_refused(tmp_path: Path, asks: bool) -> None:
     saving = Save(tmp_path)
-    stopped = stopped_at(9, MAKERS[saved](), saving, asks=asks)
+    stopped = stopped_at(9, MAKERS["torch's"](), saving, asks=asks)
     found = {(hook, done): path for path, hook, done in saving.saved}
-    ended_early = [] if resumed == "loader" else [stopped]  # which Lightning counts as an epoch
-    for middle in (found["batch end", 5], *ended_early):
+    for middle in (found["batch end", 5], stopped):  # which Lightning counts as an epoch
         with pytest.raises(ValueError, match=r"ckpt_path must .* position of the train .* data module that saved it"):
-            fit(MAKERS[resumed](), path=middle, asks=asks)
-    whole = fit(MAKERS[resumed](), asks=asks).seen
-    assert fit(MAKERS[resumed](), path=found["epoch end", 7], asks=asks).seen == whole[7:]
+            fit(module(), path=middle, asks=asks)
+    whole = fit(module(), asks=asks).seen
+    assert fit(module(), path=found["epoch end", 7], asks=asks).seen == whole[7:]
 
 
 def test_a_validation_that_was_stopped_is_skipped_and_training_goes_on(tmp_path: Path) -> None:
@@ -143,26 +120,3 @@ def test_a_validation_that_was_stopped_is_skipped_and_training_goes_on(tmp_path:
         if done == 3 and hook in ("batch end", "val batch end"):
             resumed = fit(module(), path=path, **options)
             assert (resumed.seen, resumed.validated) == (whole.seen[3:], whole.validated[1:])
-
-
-@pytest.mark.parametrize("asks", [False, True])
-def test_several_loaders_resume_exactly_or_are_refused(tmp_path: Path, asks: bool) -> None:
-    class Two(Model):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            return super().training_step([*batch["long"], *batch["short"]], batch_idx)
-
-    def run(*callbacks: Callback, path: Any = None) -> Model:
-        shorter = DistributedBatchSampler(9, 3, num_replicas=1, rank=0, seed=1)
-        both = {"long": loader(), "short": ResumableLoader(SAMPLES[:9], shorter, collate_fn=keys, name="short")}
-        model = Two(asks=asks)
-        trainer(*callbacks, max_epochs=2).fit(model, both, ckpt_path=path, **RESTORE)
-        return model
-
-    saving = Save(tmp_path)
-    whole = run(saving).seen
-    for path, hook, done in saving.saved:
-        if (hook, done) in {("batch end", 2), ("batch end", 3), ("epoch end", 7), ("batch end", 9)}:
-            assert run(path=path).seen == whole[done:]
-        elif hook == "batch end" and done in (4, 6, 12):  # the shorter one has 3 batches
-            with pytest.raises(ValueError, match=r"the short loader had begun another pass"):
-                run(path=path)

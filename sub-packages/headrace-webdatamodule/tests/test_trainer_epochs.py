@@ -32,9 +32,6 @@ class Loader(EpochLoader):
     def _end_iteration(self) -> None:
         pass
 
-    def _join_caller(self) -> None:
-        raise AssertionError("no trainer calls")
-
     def _restore(self, state: Mapping[str, Any]) -> None:
         raise AssertionError("the data module restores it")
 

@@ -257,6 +257,14 @@ def test_the_batch_of_a_step_that_failed_comes_again(
         assert fit(new(kind, workers), path=tmp_path / f"{number}.ckpt").seen == whole[number:]
 
 
+def test_validations_between_steps_come_as_planned_after_a_step_that_failed(new: Make, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 3}
+    whole, saving = fit(new("plain"), **options), OnExceptionCheckpoint(tmp_path, "failed")
+    with pytest.raises(RuntimeError, match="no such luck"):
+        fit(new("plain"), saving, model=Model(fail_at=4), enable_checkpointing=True, **options)
+    assert fit(new("plain"), path=tmp_path / "failed.ckpt", **options).validated == whole.validated[1:]
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "first", "second"),
     by_night(

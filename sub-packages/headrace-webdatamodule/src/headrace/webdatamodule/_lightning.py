@@ -3,38 +3,29 @@
 - `fit_loop.epoch_progress`: `current.processed` numbers the epoch that begins; `current_epoch` follows too late.
   An epoch that `max_steps` ended early counts as one there; it is taken back when the rest is to be delivered, so that
   `max_epochs`, which callbacks change, stays as it is.
-- `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too.
+- `fit_loop.epoch_loop.batch_progress`: batches whose step is done; checkpoints are saved within a step, too, and a
+  resumed loop counts from the loader's position.
 - `restarting`, `restarted_...`, `reset_restart_stage()` of both loops: whether an epoch is resumed, or begins.
 - `fit_loop.epoch_loop._batches_that_stepped`: by it a trainer says when it logs, and at which step.
 - `fit_loop._combined_loader`: the train loaders, whose steps are ours if there is no other; the trainer's iterators.
 - `fit_loop.max_batches`, `_data_fetcher` and `trainer.val_check_batch`: the number of batches of an epoch, by which it
   validates and takes the last optimizer step, so that both follow when the epoch is changed in its middle.
 - The same of the loops that validate, test and predict: their iterators.
-- `_combined_loader_states_to_load`: a loop whose loaders were asked for before it was
-  restored, as by `estimated_stepping_batches` in `configure_optimizers`, never loads them.
-- `_combined_loader.limits`, also of its `_iterator`: batches of an epoch that a loop which keeps its loader goes by.
-- `on_advance_start`: where the fit loop sets the epoch of its loaders, before their first batch.
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
 from headrace.webdatamodule.loading.state_dict import is_module_state
-from headrace.webdatamodule.loading.trainer_epochs import EpochLoader, EpochOffset, Loop
-
-_DEPTH = 6  # frames between the fit loop and a loader's `set_epoch`, and some to spare
+from headrace.webdatamodule.loading.trainer_epochs import EpochOffset, Loop
 
 
 class FitLoop(Loop):
     """Joins a trainer's fit loop with the train `loader` of its data module, an `EpochLoader`."""
-
-    is_own = False
 
     def __init__(self, module: Any) -> None:
         self._module, self.epochs = module, EpochOffset()
@@ -63,14 +54,9 @@ class FitLoop(Loop):
         self._borrow(-1)  # so that it asks for the loader once they are, also where it has asked before
 
     @property
-    def _joined(self) -> Any:
-        """The trainer, whatever it does."""
-        return self._module.trainer
-
-    @property
     def trainer(self) -> Any:
         """The trainer while it fits with this loader alone, else None."""
-        trainer = self._joined
+        trainer = self._module.trainer
         if trainer is None or trainer.datamodule is not self._module or trainer.state.fn != "fit":
             return None
         loaders = trainer.fit_loop._combined_loader
@@ -85,7 +71,7 @@ class FitLoop(Loop):
 
     def iterates(self) -> bool:
         """Whether the trainer's iterator over the loader, a generator, runs at this moment, and not another one."""
-        return _iterates(self._joined.fit_loop)
+        return _iterates(self._module.trainer.fit_loop)
 
     def log(self, metrics: Callable[[], dict[str, float]]) -> None:
         """Give the trainer's loggers the figures, at the steps at which it logs its own."""
@@ -102,34 +88,43 @@ class FitLoop(Loop):
 
     def begin(self, epoch: int | None = None) -> None:
         """Choose the loader's epoch for the trainer's, which is about to begin or to be resumed."""
-        trainer = self._joined
-        number = int(trainer.fit_loop.epoch_progress.current.processed) if epoch is None else epoch
+        trainer = self._module.trainer
+        if epoch is None:
+            number = int(trainer.fit_loop.epoch_progress.current.processed)
+        else:
+            number = epoch
+            self._borrow(1)
         if self.epochs.has_rest(self.loader, number, trainer.limit_train_batches):
             number -= 1
             self._count_one_less()
         self.epochs.begin(self.loader, number, overfits=bool(trainer.overfit_batches))
+        if epoch is not None:
+            self._align()
+
+    def _align(self) -> None:
+        """Let a resumed loop count as the loader does, also after a step that failed, or within accumulated gradients.
+
+        Checkpoints of `on_train_batch_end` need it too: of the last batch of an epoch, where the next is longer.
+        """
+        loop, steps = self._module.trainer.fit_loop, self.loader.steps
+        inner, epochs = loop.epoch_loop, loop.epoch_progress
+        if not (inner.restarting or self.loader.resumed):
+            return
+        ended, total = int(inner.restarted_on_train_batch_end), inner.batch_progress.total
+        inner.batch_progress.current.completed = steps - ended  # reset() adds the batch of on_train_batch_end
+        total.ready = total.started = total.processed = total.completed + ended  # by it, validations between steps come
+        inner.restarting = steps > 0
+        if not steps and epochs.current.started == epochs.current.processed:  # the epoch that was saved is over
+            if loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
+                epochs.increment_completed()
+            loop.reset_restart_stage()  # else the next one would never count as started
 
     def _count_one_less(self) -> None:
         """Let the trainer begin an epoch again that it took for a whole one."""
-        loop = self._joined.fit_loop
+        loop = self._module.trainer.fit_loop
         for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
             counts.ready = counts.started = counts.completed = counts.processed = counts.processed - 1
         loop.reset_restart_stage()
-
-    def settle(self) -> None:
-        """Let a resumed loop count as the loader does; its own counts are off by one after a step that failed."""
-        self._borrow(1)
-        loop, steps = self._joined.fit_loop, self.loader.steps
-        if (inner := loop.epoch_loop).restarting or self.loader.resumed:
-            ended, total = int(inner.restarted_on_train_batch_end), inner.batch_progress.total
-            inner.batch_progress.current.completed = steps - ended  # reset() adds the batch of on_train_batch_end
-            total.ready = total.started = total.processed = total.completed + ended
-            inner.restarting = steps > 0
-            epochs = loop.epoch_progress
-            if not steps and epochs.current.started == epochs.current.processed:  # the epoch that was saved is over
-                if loop.restarted_on_epoch_end:  # with max_steps it would never count that epoch
-                    epochs.increment_completed()
-                loop.reset_restart_stage()  # else the next one would never count as started
 
     def resize(self, length: int) -> None:
         """Let the trainer end its epoch where the loader's ends: there it validates, and takes the last step."""
@@ -159,104 +154,11 @@ class _StateFinder(Callback):
             return
         batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         if batches["current"]["processed"] > 0 and not batches["is_last_batch"]:
-            raise _without_position("train")
-
-
-def _without_position(name: str) -> ValueError:
-    return ValueError(
-        f"ckpt_path must be a checkpoint that holds the position of the {name} loader, as it was saved in the middle "
-        "of an epoch, got one without: samples would come again, or be lost. Resume with the loader or the data module "
-        "that saved it, or from a checkpoint of the end of an epoch"
-    )
-
-
-class LoaderAlone(FitLoop):
-    """Joins a trainer's fit loop with a train loader that it was given without a data module of headrace."""
-
-    is_own = True
-
-    def __init__(self, trainer: Any, loader: EpochLoader) -> None:
-        self._given, self.loader = trainer, loader
-        self.epochs = EpochOffset()
-
-    def _borrow(self, value: int) -> None:
-        """Leave the trainer's option alone: `settle` tells it the length of each epoch."""
-
-    @property
-    def _joined(self) -> Any:
-        return self._given
-
-    @property
-    def trainer(self) -> Any:
-        """The trainer while it fits with this loader and no other, else None."""
-        state, loaders = self._given.state, self._given.fit_loop._combined_loader
-        fits = (state.fn, state.status) == ("fit", "running") and loaders is not None
-        return self._given if fits and loaders.flattened == [self.loader] else None
-
-    def log(self, metrics: Callable[[], dict[str, float]]) -> None:
-        """Nobody asked for it."""
-
-    def begin(self, epoch: int | None = None) -> None:
-        """Choose the loader's epoch; one that was resumed goes by the trainer's number of the epoch in its state."""
-        if self.loader.resumed:
-            saved, loop = self.loader.epoch, self._given.fit_loop
-            if self._given.overfit_batches:  # which continues with the loader's first epoch
-                under_way = loop.restarted_mid_epoch and self.loader.steps < loop.max_batches
-                saved = int(loop.epoch_progress.current.processed) - (self.loader.steps > 0 and not under_way)
-            self.epochs.load_state_dict({"epoch": saved})
-        super().begin(epoch)
-
-    def settle(self) -> None:
-        """Let the loop count as the loader does, and end its epoch where the loader's ends."""
-        super().settle()
-        loop = self._given.fit_loop
-        try:
-            length = len(self.loader)
-        except TypeError:  # an endless one
-            return
-        self.resize(length)
-        for limited in (loop._combined_loader, loop._combined_loader._iterator):
-            limited.limits = [loop.max_batches]
-
-
-def join_loader_alone(loader: EpochLoader) -> None:
-    """Join a loader with the fit loop that sets its epoch at this moment, if one does, and see that it is resumed."""
-    if (loop := _advancing_loop()) is None:
-        return
-    states, is_alone = loop._combined_loader_states_to_load, len(loop._combined_loader.flattened) == 1
-    if states and (loop.restarting or is_alone):  # also of an epoch that `max_steps` ended
-        loop._combined_loader._load_state_dicts(states)
-        loop._combined_loader_states_to_load = []
-    if loop.restarting:
-        if loop.restarted_mid_epoch and not (loader.resumed or loop.epoch_loop.batch_progress.is_last_batch):
-            raise _without_position(loader._name)
-        _refuse_beside_others(loader, loop)
-    if not isinstance(loader._loop, LoaderAlone) or loader._loop._joined is not loop.trainer:
-        loader._join(LoaderAlone(loop.trainer, loader))
-
-
-def _refuse_beside_others(loader: EpochLoader, loop: Any) -> None:
-    """Refuse to resume one of several loaders in another pass, or within an epoch of another length than the loop's."""
-    loaders = loop._combined_loader.flattened
-    if len(loaders) == 1 or not loop.restarted_mid_epoch or loader not in loaders:
-        return
-    if loader.resumed and loader.epoch > loop.epoch_progress.current.processed:
-        raise ValueError(
-            f"ckpt_path must be a checkpoint of the first pass over each of {len(loaders)} train loaders, and the "
-            f"{loader._name} loader had begun another pass, whose position Lightning forgets: samples come again. "
-            "Resume from the end of an epoch, or give one loader"
-        )
-    taken = loop._combined_loader.limits[loaders.index(loader)]
-    try:
-        length = _limited(len(loader), loop.trainer.limit_train_batches)
-    except TypeError:  # an endless one
-        return
-    if length != taken:
-        raise ValueError(
-            f"train_dataloaders must be one loader to resume in the middle of an epoch of another length, got "
-            f"{len(loaders)}, and the {loader._name} loader has {length} batches, where the trainer has taken {taken}: "
-            "samples would be lost. Resume with the number of ranks that saved it, or at the end of an epoch"
-        )
+            raise ValueError(
+                "ckpt_path must be a checkpoint that holds the position of the train loader, as it was saved in the "
+                "middle of an epoch, got one without: samples would come again, or be lost. Resume with the data "
+                "module that saved it, or from a checkpoint of the end of an epoch"
+            )
 
 
 def _limited(length: int, limit: float) -> int:
@@ -264,25 +166,11 @@ def _limited(length: int, limit: float) -> int:
     return min(length, limit) if isinstance(limit, int) else int(length * limit)
 
 
-def _advancing_loop() -> Any:
-    """The fit loop that sets the epoch of its loaders at this moment, if one does."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_DEPTH):
-        if frame is None:
-            return None
-        if frame.f_code.co_name == "on_advance_start" and hasattr(loop := frame.f_locals.get("self"), "epoch_loop"):
-            return loop
-        frame = frame.f_back
-    return None
-
-
 class EvaluationLoops(Loop):
     """Joins a trainer's loops that validate, test or predict with a loader: what others take of it counts for nothing.
 
     They run on all ranks; what a callback takes may be taken on one.
     """
-
-    is_own = False
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

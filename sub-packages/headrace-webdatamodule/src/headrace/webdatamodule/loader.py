@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -342,20 +341,14 @@ class ResumableLoader(EpochLoader):
             ValueError: The state was saved with another dataset, other sizes or options, or another seed; or with
                 another number of ranks, and the batch sampler has no state.
         """
-        if self._trainer is None or self._loop.is_own:
+        if self._trainer is None:
             self._restore(state, accept)
-
-    def _join_caller(self) -> None:
-        if "lightning.pytorch" in sys.modules:
-            from headrace.webdatamodule._lightning import join_loader_alone
-
-            join_loader_alone(self)
 
     def _restore(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         names = {accept} if isinstance(accept, str) else set(accept)
         prefix = self._prefix if DATA in names else None
         check_loader_state(state, self._fingerprint, self._seed, self._name, self._loading.seed_per, prefix)
-        if self._loop.is_own and self._progress.overrules(state["epoch"]):
+        if not self._is_joined and self._progress.overrules(state["epoch"]):
             return
         self._progress.load(state["epoch"], self._batches().load(state, self.epoch, self.ranks, names))
         self._resumed_at = (state["epoch"], state["steps"]) if state["epoch"] or state["steps"] else None

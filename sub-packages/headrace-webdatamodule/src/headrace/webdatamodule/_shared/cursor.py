@@ -130,10 +130,7 @@ class EpochCursor:
         return {**self.__dict__, "start": self.position, "iteration": None, "_left": None}
 
 
-_IN_LIGHTNING = (
-    "Lightning iterates a DataLoader with workers first when it resumes: give it a ResumableLoader or a data module of "
-    "headrace"
-)
+_IN_LIGHTNING = "Lightning iterates a DataLoader with workers first when it resumes: give it a data module of headrace"
 
 
 def _begins_anew() -> bool:

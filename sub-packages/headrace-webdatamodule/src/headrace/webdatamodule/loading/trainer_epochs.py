@@ -7,6 +7,7 @@ counts that epoch once.
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,8 +20,6 @@ from headrace.webdatamodule.loading.state_dict import LARGEST
 
 class Loop:
     """The loop that a loader delivers to: one of the user's own, for which every batch counts."""
-
-    is_own = True  # no data module decides on the epoch and the position
 
     @property
     def trainer(self) -> Any:
@@ -48,11 +47,11 @@ class Loop:
     def begin(self, epoch: int | None = None) -> None:
         """The loop is about to begin an epoch, or to be resumed."""
 
-    def settle(self) -> None:
-        """The loader's epoch was chosen."""
-
     def resize(self, length: int) -> None:
         """The epoch that is under way has another number of batches."""
+
+
+_OWN = Loop()
 
 
 class EpochLoader(ABC):
@@ -60,7 +59,7 @@ class EpochLoader(ABC):
 
     batch_sampler: Any = None  # trainers look for one beside `sampler`
     _shown_batch_sampler: Any = None  # by a loader that shows one
-    _loop = Loop()
+    _loop = _OWN
     _name: str
     _fixed: bool  # every epoch is the same
 
@@ -106,17 +105,13 @@ class EpochLoader(ABC):
     def _end_iteration(self) -> None:
         """The iteration that is under way, if any, has been abandoned."""
 
-    @abstractmethod
-    def _join_caller(self) -> None:
-        """Join the loop of the trainer that calls, where no data module has joined one."""
-
     def _join(self, loop: Loop) -> None:
         """Deliver to another loop from now on."""
         self._loop = loop
 
     def _release(self) -> None:
         """Deliver to a loop of the user's own from now on."""
-        self._loop = Loop()
+        self._loop = _OWN
 
     @property
     def sampler(self) -> EpochSetter:
@@ -149,6 +144,21 @@ class EpochLoader(ABC):
             self._choose_epoch(number)
 
     @property
+    def _is_joined(self) -> bool:
+        """Whether a data module has joined a trainer's loop, and so decides on the epoch and the position."""
+        return self._loop is not _OWN
+
+    def _refuse_alone(self) -> None:
+        """Refuse a Lightning trainer that trains on the loader without a data module: it would lose the position."""
+        if self._is_joined or self._fixed:
+            return
+        raise ValueError(
+            f"train_dataloaders must not hold the {self._name} loader, as a Trainer alone loses its position: give the "
+            "Trainer datamodule=, an IndexedWebDataModule, a MapDataModule or a WebDataModule; or to evaluate, give "
+            "the loader fixed_epoch=True. In a loop of your own call loader.set_epoch(epoch)"
+        )
+
+    @property
     def _trainer(self) -> Any:
         """The trainer that runs the loop of this loader at this moment, if one does."""
         return self._loop.trainer
@@ -167,11 +177,9 @@ class EpochSetter(SequentialSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the loader delivers next."""
-        if self._loader._loop.is_own:
-            self._loader._join_caller()
+        if "lightning.pytorch" in sys.modules:
+            self._loader._refuse_alone()
         self._loader.set_epoch(epoch)
-        if self._loader._trainer is not None:
-            self._loader._loop.settle()
 
 
 class EpochOffset:

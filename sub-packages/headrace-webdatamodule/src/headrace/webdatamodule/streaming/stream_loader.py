@@ -195,18 +195,12 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             ValueError: It is of other shards, options or another seed; or it stands in the middle of an epoch of
                 other stages, or of other numbers of ranks or workers.
         """
-        if self._trainer is None or self._loop.is_own:  # else the module's copy decides
+        if self._trainer is None:  # else the module's copy decides
             self._restore(state)
-
-    def _join_caller(self) -> None:
-        if "lightning.pytorch" in sys.modules:
-            from headrace.webdatamodule._lightning import join_loader_alone
-
-            join_loader_alone(self)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._check_state(state)
-        if self._loop.is_own and self._progress.overrules(state["epoch"]):
+        if not self._is_joined and self._progress.overrules(state["epoch"]):
             return
         self._progress = StreamProgress()
         self._progress.resumed = self._progress.resume(state["epoch"], state["position"])
