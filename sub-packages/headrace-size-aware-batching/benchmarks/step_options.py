@@ -1,4 +1,4 @@
-"""What options of `plan_step` are worth, and what they cost: several kinds of work.
+"""What options of `plan_step` are worth, and what they cost: several kinds of work, context-parallel groups.
 
     python benchmarks/step_options.py             # 4,096 samples on 64 ranks; a minute
     python benchmarks/step_options.py --draws 3
@@ -9,6 +9,9 @@
 - ``varies``: standard deviation over the micro-batches, over their mean;
 - ``/KK``: time over that of Karmarkar-Karp by the sum of both shares over the ranks and then on each rank, in the
   same run; the row below has its figures.
+
+**Context-parallel groups** of 1, 2, 4 or 8 ranks: work over the mean rank's, waits for other ranks, micro-batches of a
+rank, and time over that of ``meet="micro_batch"``.
 """
 
 import argparse
@@ -95,12 +98,36 @@ def compare_kinds(draws: int, runs: int) -> None:
             shown(name, way, found, median(seconds[way]) / median(seconds["Karmarkar-Karp twice"]))
 
 
+def compare_contexts(draws: int, runs: int) -> None:
+    print(f"\ncontext-parallel groups\n{'':28} {'longest rank':>12} {'waits':>6} {'micro-batches':>13} {'time':>6}")
+    for cap in (16_384, 32_768):
+        units: list[float] = []
+        for meet in ("micro_batch", "step"):
+            plans, seconds = [], []
+            for seed in range(draws):
+                sizes = lognormal(np.random.default_rng(seed), SAMPLES, 4000, 1.2, 8 * cap)
+                plan, taken = timed(partial(shared, sizes, cap, meet), runs)
+                plans.append(plan)
+                seconds.append(taken)
+            units = units or seconds
+            count = mean(plan.num_micro_batches for plan in plans)
+            waits, share = count if meet == "micro_batch" else 1, median(seconds) / median(units)
+            largest = mean(plan.imbalance for plan in plans)
+            print(f"cap {cap:6} {meet:17} {largest:12.4f} {waits:6.1f} {count:13.1f} {share:6.2f}", flush=True)
+
+
+def shared(sizes: Ints, cap: int, meet: Any) -> StepPlan:
+    work = 24_576 * sizes + sizes**2
+    return plan_step(sizes, cap, num_replicas=RANKS, work=work, contexts=(1, 2, 4, 8), meet=meet)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--draws", type=int, default=5, help="steps of each kind")
     parser.add_argument("--runs", type=int, default=3, help="timed runs of each, of which the median counts")
     options = parser.parse_args()
     compare_kinds(options.draws, options.runs)
+    compare_contexts(options.draws, options.runs)
 
 
 if __name__ == "__main__":

@@ -299,7 +299,10 @@ def plan_step(
             ``StepPlan.starts``. Its ``work`` is split in proportion.
         contexts: Powers of two up to the number of ranks, such as ``(1, 2, 4, 8)``: a sample that exceeds the budget of
             one rank is run by the smallest group of consecutive ranks whose budgets together hold it (dynamic context
-            parallelism; ``cost="sum"`` only). Each rank of a group has its part of the cost and of the work.
+            parallelism; ``cost="sum"`` only). Each rank of a group has its part of the cost and of the work. With
+            ``meet="step"`` each rank runs its largest groups first. The ranks of a group then come from one larger
+            group or begin with it, and no rank waits before the end of the step; there may be more micro-batches than
+            needed, for ranks without a long sample.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -345,7 +348,7 @@ def plan_step(
     again = np.zeros(0, np.int64)
     try:
         if widths is not None:
-            assignment = step.assign_contexts(widths, n_ranks, multiple)
+            assignment = step.assign_contexts(widths, n_ranks, multiple, meet)
         elif groups is not None:
             assignment = step.assign_groups(groups[pieces.samples], n_ranks, multiple, meet, group_on)
         else:
@@ -455,7 +458,7 @@ class _Step:
         order, samples = self._samples()
         return unsorted(order, plan_groups(samples, groups[order], n_ranks, multiple, meet, group_on))
 
-    def assign_contexts(self, widths: tuple[int, ...], n_ranks: int, multiple: int) -> Assignment:
+    def assign_contexts(self, widths: tuple[int, ...], n_ranks: int, multiple: int, meet: Meet) -> Assignment:
         """Return the same where samples over a budget are run by several ranks."""
         order, samples = self._samples(unclipped=True)
         need = (-(-samples.sizes // samples.budgets)).max(axis=1)
@@ -467,8 +470,9 @@ class _Step:
                 f"(sample {over[0]} has size {shown(self.sizes[over[0]].tolist())}): "
                 "allow more ranks, or raise the budget"
             )
+        most_items = self.prepared.limits.most_items
         width = np.array(widths)[np.searchsorted(np.array(widths), np.maximum(need, 1))]
-        return unsorted(order, plan_contexts(samples, width, n_ranks, multiple, self.prepared.limits.most_items))
+        return unsorted(order, plan_contexts(samples, width, n_ranks, multiple, most_items, meet))
 
     def _samples(self, unclipped: bool = False) -> tuple[NDArray[np.int64], Samples]:
         """Return the samples, the largest first, and their order."""
