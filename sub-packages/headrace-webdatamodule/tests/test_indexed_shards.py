@@ -29,8 +29,8 @@ from headrace.webdatamodule import (
     write_tars,
 )
 from headrace.webdatamodule.shards.index.build import index_shard
-from headrace.webdatamodule.shards.indexed_shards import Verify
 from headrace.webdatamodule.shards.reading.local_shards import expand_braces, is_url
+from headrace.webdatamodule.shards.reading.options import Verify
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 MEMBERS = st.dictionaries(st.sampled_from(["txt", "a.bin", "0", "Cls"]), st.binary(max_size=2000), min_size=1)

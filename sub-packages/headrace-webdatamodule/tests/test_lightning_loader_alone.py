@@ -47,7 +47,7 @@ def of_a_fit_before(_: Path) -> Any:
     module = MapDataModule({"train": SAMPLES}, batch_size=3, collate_fn=keys)
     kept: list[Any] = []
     callback = lightning.Callback()
-    callback.on_train_start = lambda trainer, _: kept.append(trainer.train_dataloader)  # type: ignore[method-assign]
+    callback.on_train_start = lambda trainer, pl_module: kept.append(trainer.train_dataloader)  # type: ignore[method-assign]
     trainer(callback, max_steps=1).fit(Model(), datamodule=module)
     return kept[0]
 
