@@ -12,7 +12,7 @@ from indexed_runs import Stateful
 from loaders import COUNT, Bare, epoch_of, make, numbered_shards, plain
 
 from headrace.webdatamodule import DistributedBatchSampler
-from headrace.webdatamodule.loading.trainer_epochs import Loop
+from headrace.webdatamodule.loading.epoch_loader import Loop
 
 # Torch says so on machines of fewer cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

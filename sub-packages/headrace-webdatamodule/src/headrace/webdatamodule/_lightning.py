@@ -14,14 +14,15 @@
 - `_IndexBatchSamplerWrapper`: only a batch sampler of this class gives a `BasePredictionWriter` its indices.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 
+from headrace.webdatamodule.loading.epoch_loader import EpochLoader, Loop
 from headrace.webdatamodule.loading.state_dict import is_module_state
-from headrace.webdatamodule.loading.trainer_epochs import EpochOffset, Loop
 
 
 class FitLoop(Loop):
@@ -137,6 +138,60 @@ class FitLoop(Loop):
             loop._data_fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = True
         if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
             trainer.val_check_batch = max(1, int(most * trainer.val_check_interval))
+
+
+class EpochOffset:
+    """Chooses a loader's epochs for a trainer's: an epoch that a limit ended early continues after a resume.
+
+    A trainer takes an epoch that `max_steps` ended for a whole one. The resumed run delivers its rest, and the trainer
+    counts that epoch once.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0  # the trainer's number of an epoch, minus the loader's
+        self._asked = self._saved = -1  # the trainer's number of the present epoch, and of the one in a checkpoint
+
+    def state_dict(self, loader: EpochLoader[Any]) -> dict[str, int]:
+        """The trainer's number of the loader's epoch."""
+        return {"epoch": self._saved if loader.resumed and self._saved >= 0 else self._asked}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Resume."""
+        self._saved = state["epoch"]
+
+    def has_rest(self, loader: EpochLoader[Any], epoch: int, limit: float) -> bool:
+        """Whether the trainer takes the saved epoch for done, as its `epoch` is a later one, and some of it is left.
+
+        `limit` is the most batches of an epoch if it is an int, else a share of them.
+        """
+        return loader.resumed and 0 <= self._saved < epoch and loader.steps + 1 <= _most(loader, limit)
+
+    def begin(self, loader: EpochLoader[Any], epoch: int, *, overfits: bool) -> None:
+        """Choose the loader's epoch for the trainer's number.
+
+        A trainer that overfits gets the loader's first epoch again and again.
+        """
+        if loader.resumed and self._saved >= 0:
+            self._ahead = epoch - loader.epoch
+            if epoch > self._saved and overfits:
+                loader._rewind()  # which forgets that it was resumed
+            elif epoch > self._saved:  # which was done
+                self._ahead -= 1
+        elif overfits and epoch != self._asked:
+            self._ahead = epoch
+            loader._rewind()
+        if epoch != self._asked:
+            self._asked = epoch
+            loader._end_iteration()
+        loader._choose_epoch(epoch - self._ahead)
+
+
+def _most(loader: EpochLoader[Any], limit: float) -> float:
+    try:
+        length: float = len(loader)
+    except TypeError:  # an endless one
+        length = math.inf
+    return min(length, limit if isinstance(limit, int) else length * limit)
 
 
 class _StateFinder(Callback):

@@ -9,8 +9,8 @@ import lightning
 from headrace.webdatamodule._lightning import EvaluationLoops, FitLoop
 from headrace.webdatamodule._shared.display import never_raises
 from headrace.webdatamodule._shared.ranks import Ranks
+from headrace.webdatamodule.loading.epoch_loader import EpochLoader
 from headrace.webdatamodule.loading.state_dict import module_state
-from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.trainer_mesh import TrainerMesh
 from headrace.webdatamodule.split_names import Split, need, needed_by, stage_name
 
@@ -25,7 +25,7 @@ class LoadedSplit(Protocol):
     def open(self) -> None:
         """Open the data for a stage: they may have been replaced since a former one."""
 
-    def loader(self, ranks: Ranks) -> EpochLoader:
+    def loader(self, ranks: Ranks) -> EpochLoader[Any]:
         """Make a loader for these ranks."""
 
     def in_words(self) -> str:

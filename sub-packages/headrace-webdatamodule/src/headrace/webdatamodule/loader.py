@@ -17,7 +17,7 @@ from headrace.webdatamodule._shared.display import counted, described, inner, ki
 from headrace.webdatamodule._shared.random import fold_in
 from headrace.webdatamodule._shared.ranks import Mesh, Ranks, process_group
 from headrace.webdatamodule.loading import batch_plans
-from headrace.webdatamodule.loading.batch_plans import BEGINNING, BatchAt, BatchPlan, NodeUses, Position, batch_plan
+from headrace.webdatamodule.loading.batch_plans import BatchAt, BatchPlan, NodeUses, batch_plan
 from headrace.webdatamodule.loading.batch_reading import (
     BatchDataset,
     BatchReader,
@@ -27,21 +27,22 @@ from headrace.webdatamodule.loading.batch_reading import (
     warn_of_skipped,
 )
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
+from headrace.webdatamodule.loading.epoch_loader import EpochLoader
 from headrace.webdatamodule.loading.fingerprint import dataset_fingerprint, prefix_fingerprint
-from headrace.webdatamodule.loading.iteration import Iteration, Progress
+from headrace.webdatamodule.loading.iteration import PlannedIteration
 from headrace.webdatamodule.loading.options import Loading, OnError, SeedPer, seed_int
 from headrace.webdatamodule.loading.padding import padded_beyond
+from headrace.webdatamodule.loading.position import BEGINNING, Position, Progress
 from headrace.webdatamodule.loading.sample_places import describe_sample, sample_place
 from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
 from headrace.webdatamodule.loading.state_dict import DATA, check_loader_state, loader_state
-from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.shards import IndexedShards
 
 State = dict[str, Any]
 
 
-class ResumableLoader(EpochLoader):
+class ResumableLoader(EpochLoader[PlannedIteration]):
     """Load batches of a map-style dataset, resumable at any position.
 
     The loader counts the batches that reached the training loop, independent of prefetching: `state_dict()` stores the
@@ -175,7 +176,7 @@ class ResumableLoader(EpochLoader):
         self._stats = DeliveryStats(name, dataset, sizes)
         self._reader = BatchReader(self._batch_dataset, self._loading)
         self._node_uses = NodeUses()
-        self._progress = Progress()
+        self._progress = Progress[PlannedIteration]()
         self._resumed_at: tuple[int, int] | None = None  # epoch and steps
         self._counted_before = False  # batches from before that
         self._padding_was_named = False  # in a warning
@@ -201,10 +202,13 @@ class ResumableLoader(EpochLoader):
         vars(self).update({name: kept[name] for name in kept if name not in ("sampler", "state", "flags")})
         self._factory_ranks = None
         self._plan = None if kept["sampler"] is None else self._plan_of(kept["sampler"])
-        self._reader, self._progress = BatchReader(self._batch_dataset, self._loading), Progress()
+        self._reader = BatchReader(self._batch_dataset, self._loading)
+        self._progress = Progress[PlannedIteration]()
         self._node_uses = NodeUses()
         self._restore(kept["state"])
-        self._progress.follow(kept["flags"], self._plan, self.ranks)
+        at = self._progress.place
+        done = PlannedIteration(self._batches(), self.epoch, at, at.steps, self.ranks, {})
+        self._progress.restore_flags(kept["flags"], done)
 
     def __copy__(self) -> ResumableLoader:
         other, kept = object.__new__(type(self)), self.__getstate__()
@@ -274,39 +278,15 @@ class ResumableLoader(EpochLoader):
         return None if self._plan is None else self._plan.sampler
 
     @property
-    def epoch(self) -> int:
-        """The current epoch."""
-        return self._progress.epoch
-
-    @property
     def steps(self) -> int:
         """Number of batches delivered in the current epoch."""
         return self._progress.position
 
-    @property
-    def resumed(self) -> bool:
-        """Whether a state was loaded and no batch was delivered since."""
-        return self._progress.resumed
-
-    def _choose_epoch(self, epoch: int) -> None:
-        if self.resumed and self._trainer is None and epoch < self.epoch:
-            warnings.warn(
-                f"the {self._name} loader has loaded a state of epoch {self.epoch}, and set_epoch({epoch}) drops it: "
-                "samples come again; loop over range(loader.epoch, epochs)",
-                stacklevel=3,
-            )
-        if self._progress.choose(epoch):
-            self._begin_at(epoch)
-
     def _begin_at(self, epoch: int) -> None:
-        """Let the next iteration begin with that epoch."""
-        self._progress.put(epoch, BEGINNING)
+        super()._begin_at(epoch)
         if self._plan is not None:  # whose record one for other ranks takes over
             self._plan.go_to(epoch, BEGINNING)
         self._batches().go_to(epoch, BEGINNING)
-
-    def _rewind(self) -> None:
-        self._begin_at(self.epoch)
 
     def state_dict(self) -> State:
         """Return the position after the last delivered batch; in a trainer, after the last batch that counted.
@@ -319,7 +299,7 @@ class ResumableLoader(EpochLoader):
             the dataset, and "batch_sampler" (the state of the batch sampler).
         """
         self._follow_changes()
-        plan, position = self._batches(), self._progress.behind(self._loop.steps_done())
+        plan, position = self._batches(), self._progress.last_counted(self._loop.steps_done())
         batches, order = plan.state(self.epoch, position, self.ranks), plan.order_digest if position.steps else ""
         seed, seed_per, steps = self._seed, self._loading.seed_per, position.steps
         return loader_state(seed, self.epoch, steps, self._fingerprint, batches, order, seed_per)
@@ -461,7 +441,7 @@ class ResumableLoader(EpochLoader):
 
         self._change("reshard", change)
         if (latest := self._progress.under_way) is not None:
-            latest.meet()
+            latest.reset_check()
 
     @property
     def run_steps(self) -> int | None:
@@ -474,7 +454,7 @@ class ResumableLoader(EpochLoader):
 
     def _run_state(self) -> dict[str, Any]:
         """The batch sampler's state at the position."""
-        return self._batches().state(self.epoch, self._progress.behind(), self.ranks)
+        return self._batches().state(self.epoch, self._progress.last_counted(), self.ranks)
 
     def step(self, number: int, *, num_replicas: int | None = None, rank: int | None = None) -> Any:
         """Return the samples of any step of the run, past or future, rank by rank.
@@ -565,7 +545,7 @@ class ResumableLoader(EpochLoader):
         if latest is not None and latest.plan.has_moved():
             self._request_anew(latest)
 
-    def _request_anew(self, latest: Iteration) -> None:
+    def _request_anew(self, latest: PlannedIteration) -> None:
         """Let the latest iteration continue where its run is after a change."""
         plan = latest.plan
         position = latest.positions[-1] = plan.settled(latest.epoch, latest.position)
@@ -632,7 +612,7 @@ class ResumableLoader(EpochLoader):
             return before
         ranks, progress = self.ranks, self._progress
         mid_epoch = progress.place.steps > 0 and not progress.begun
-        state = None if before is None else before.state(self.epoch, progress.behind(), ranks)
+        state = None if before is None else before.state(self.epoch, progress.last_counted(), ranks)
         if mid_epoch and (before is None or not batch_plans.has_state(before.sampler)):
             raise ValueError(f"the number of ranks changed in the middle of an epoch, to {ranks[0]}")
         make = partial(cast(Callable[[int, int], Any], self._factory), *ranks)  # without one there is a plan
@@ -644,42 +624,34 @@ class ResumableLoader(EpochLoader):
             progress.put(progress.epoch, Position(progress.place.steps, place), resumed=progress.resumed)
         return plan
 
-    def _deliver(self) -> Iterator[Any]:
-        if self._is_beside_a_fit():
-            # Whenever it begins, it leaves the trainer's position alone, and waits for no other rank.
-            with self._beside(BEGINNING) as (iteration, reader):
-                yield from self._read(iteration, reader, checked=False)
-        elif self._trainer is None and self._progress.under_way and not self._progress.chosen:
-            yield from self._look()
-        else:
-            iteration = self._begin()
-            yield from self._read(iteration, self._reader, checked=True)
-            if not iteration.finished:  # a later iteration has the workers and the position
-                if not self._progress.begun and iteration.position.steps < iteration.length:
-                    warnings.warn(
-                        f"an iteration of epoch {iteration.epoch} of the {self._name} loader continues after set_epoch "
-                        "or load_state_dict: no state counts its batches. Call these before the loop",
-                        stacklevel=2,
-                    )
-                if (rest := iteration.plan.rest(iteration.epoch, iteration.position)) is not None:
-                    iteration.in_flight.clear()
-                    iteration.batches = rest
-                with self._other_reader() as reader:
-                    self._start(iteration, reader)
-                    yield from self._read(iteration, reader, checked=False)
+    def _count(self) -> Iterator[Any]:
+        iteration = self._begin()
+        yield from self._read(iteration, self._reader, checked=True)
+        if iteration.finished:
+            return
+        # A later iteration has the workers and the position.
+        if not self._progress.begun and iteration.position.steps < iteration.length:
+            warnings.warn(
+                f"an iteration of epoch {iteration.epoch} of the {self._name} loader continues after set_epoch or "
+                "load_state_dict: no state counts its batches. Call these before the loop",
+                stacklevel=3,
+            )
+        if (rest := iteration.plan.rest(iteration.epoch, iteration.position)) is not None:
+            iteration.in_flight.clear()
+            iteration.batches = rest
+        with self._other_reader() as reader:
+            self._start(iteration, reader)
+            yield from self._read(iteration, reader, checked=False)
 
-    def _begin(self) -> Iteration:
+    def _begin(self) -> PlannedIteration:
         """Start the iteration that counts, its workers included."""
         self._batches()
-        progress = self._progress
-        if progress.finished and not progress.chosen and not self._fixed:
-            self._begin_at(progress.epoch + 1)
-        elif progress.begun:  # the same epoch once more
-            progress.put(progress.epoch, progress.again())
-        plan, kept = self._batches(), 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
+        self._begin_next()
+        plan, progress = self._batches(), self._progress
+        last_positions = 2 if self._trainer is None else self._trainer.accumulate_grad_batches + 1
         plan.go_to(progress.epoch, progress.place)
         length, compared = self._planned(plan, progress.epoch, progress.place)
-        iteration = self._iteration(plan, progress.place, length, compared, kept)
+        iteration = self._iteration(plan, progress.place, length, compared, last_positions)
         iteration.batches = _begun(plan, progress.epoch, progress.place)
         if iteration.ranks[0] > 1 and not (
             self._factory or self._given_ranks.given or batch_plans.ranks_of(plan.sampler)
@@ -689,7 +661,7 @@ class ResumableLoader(EpochLoader):
                 "so every rank may read the same samples: give it a DistributedBatchSampler or a DistributedSampler. "
                 "If these batches are one rank's part already, give the loader num_replicas and rank; if every rank is "
                 "to read all of them, num_replicas=1 and rank=0",
-                stacklevel=3,
+                stacklevel=4,
             )
         progress.begin(iteration)
         self._stats.rank = iteration.ranks
@@ -697,15 +669,15 @@ class ResumableLoader(EpochLoader):
         return iteration
 
     def _iteration(
-        self, plan: BatchPlan, start: Position, length: int, compared: dict[str, Any], kept: int = 2
-    ) -> Iteration:
+        self, plan: BatchPlan, start: Position, length: int, compared: dict[str, Any], last_positions: int = 2
+    ) -> PlannedIteration:
         world, rank = self.ranks
         if world > 1 and batch_plans.gives_all_ranks(plan.sampler):
             raise ValueError(
                 f"batch_sampler must give the batches of this rank, got one with rank={plan.sampler.rank!r}, so that "
                 f"each of {world} ranks would train on all of them: leave out rank"
             )
-        return Iteration(plan, self.epoch, start, length, (world, rank), compared, kept)
+        return PlannedIteration(plan, self.epoch, start, length, (world, rank), compared, last_positions)
 
     def _planned(
         self, plan: BatchPlan, epoch: int, start: Position, length: int | None = None
@@ -723,7 +695,7 @@ class ResumableLoader(EpochLoader):
             **plan.compared(state),
         }
 
-    def _start(self, iteration: Iteration, reader: BatchReader) -> None:
+    def _start(self, iteration: PlannedIteration, reader: BatchReader) -> None:
         """Request the first batches; the workers are started before the ranks compare their plans."""
         iteration.reader, next_uses = reader, None
         if self._batch_dataset.keeps_samples:
@@ -735,7 +707,7 @@ class ResumableLoader(EpochLoader):
         name = int.from_bytes(self._name.encode()[:7], "big")
         return Keys(int(fold_in(self._seed, epoch, rank, name)[0]), epoch_key(self._seed, epoch))
 
-    def _read(self, iteration: Iteration, reader: BatchReader, *, checked: bool) -> Iterator[Any]:
+    def _read(self, iteration: PlannedIteration, reader: BatchReader, *, checked: bool) -> Iterator[Any]:
         """The batches of an iteration, which are noted while it is the latest one.
 
         With the workers of the loader it stops as soon as another one has them. `checked` says whether the ranks
@@ -747,7 +719,9 @@ class ResumableLoader(EpochLoader):
             while True:
                 if self._progress.under_way is iteration:
                     self._follow_changes()
-                compares = iteration.together == compares_after or (iteration.changed and compares_after is not None)
+                compares = iteration.batches_since_check == compares_after or (
+                    iteration.changed and compares_after is not None
+                )
                 if compares and checked and self._check_ranks:
                     iteration.changed = False
                     compare_plans(iteration.compared, self._name, iteration.ranks[0], self._given_ranks.mesh)
@@ -772,7 +746,7 @@ class ResumableLoader(EpochLoader):
                         self._stats.add_remote(traffic, late=late)
                     if sum_budget is not None and not self._padding_was_named:
                         self._warn_if_padded(batch, sum_budget)
-                iteration.together += 1
+                iteration.batches_since_check += 1
                 yield batch
             if iteration.in_flight:
                 raise RuntimeError(f"the workers of the {self._name} loader ended before its batches did")
@@ -785,28 +759,14 @@ class ResumableLoader(EpochLoader):
         finally:
             iteration.under_way = False
 
-    def _end_iteration(self) -> None:
-        if self._progress.iteration is not None:
-            self._progress.iteration.under_way = False
-
-    def _look(self) -> Iterator[Any]:
-        """The epoch once more, while another iteration is under way.
-
-        One batch is a look, which counts for nothing. With the second one the epoch is restarted.
-        """
-        progress = self._progress
-        with self._beside(progress.again()) as (iteration, reader):
-            for number, batch in enumerate(self._read(iteration, reader, checked=True), 1):
-                yield batch
-                if number == 1 and progress.begun and not progress.chosen and progress.epoch == iteration.epoch:
-                    planned, skipped = iteration.delivered
-                    iteration.plan.adopt(iteration.epoch, iteration.start, planned)
-                    progress.adopt(iteration)
-                    self._note(planned.samples, skipped)
+    def _adopt(self, iteration: PlannedIteration) -> None:
+        planned, skipped = iteration.delivered
+        iteration.plan.adopt(iteration.epoch, iteration.start, planned)
+        super()._adopt(iteration)
+        self._note(planned.samples, skipped)
 
     @contextmanager
-    def _beside(self, start: Position) -> Iterator[tuple[Iteration, BatchReader]]:
-        """An iteration of the epoch from a position on that counts for nothing, with workers of its own."""
+    def _independent(self, start: Position, *, checked: bool) -> Iterator[tuple[PlannedIteration, Iterator[Any]]]:
         plan = self._batches()
         length, batches = plan.beside(self.epoch, start)
         length, compared = self._planned(plan, self.epoch, start, length)
@@ -814,7 +774,7 @@ class ResumableLoader(EpochLoader):
         iteration.batches = batches
         with self._other_reader() as reader:
             self._start(iteration, reader)
-            yield iteration, reader
+            yield iteration, self._read(iteration, reader, checked=checked)
 
     @contextmanager
     def _other_reader(self) -> Iterator[BatchReader]:
@@ -854,7 +814,7 @@ class ResumableLoader(EpochLoader):
             f"a batch of the {self._name} loader is padded to {count} x {length:,} = {count * length:,}, and its "
             f"budget max_total_size={budget:,.0f} counts the sum of the sizes: give the batch sampler cost='padded', "
             "or concatenate the samples in collate_fn instead of padding them",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _explain_if_own(self, error: BaseException) -> None:
@@ -864,7 +824,7 @@ class ResumableLoader(EpochLoader):
         if iteration is not None and isinstance(error, RuntimeError) and any(pid in str(error) for pid in pids):
             self._explain(error, iteration)
 
-    def _explain(self, error: Exception, iteration: Iteration) -> None:
+    def _explain(self, error: Exception, iteration: PlannedIteration) -> None:
         """Add a note to the error of a worker that died or was too late: the samples that were waited for."""
         message = str(error) if isinstance(error, RuntimeError) else ""
         if iteration.in_flight and ("DataLoader worker" in message or "DataLoader timed out" in message):

@@ -16,27 +16,13 @@ import numpy.typing as npt
 
 from headrace.webdatamodule._shared.digest import bytes_digest
 from headrace.webdatamodule.loading.next_use import NextUses, PlanUses, planned_uses
+from headrace.webdatamodule.loading.position import Position
 
 _OTHER_ORDER = (
     "the order of {kind} is not the one that the checkpoint was saved in: samples would be lost and repeated. Use a "
     "sampler whose order depends on a seed and the epoch alone, or start without the checkpoint"
 )
 _PLANNED = ("begin", "begun", "delivered", "go_to", "batches_from", "n_batches_from")
-
-
-class Position(NamedTuple):
-    """A position in an epoch.
-
-    Attributes:
-        steps: Batches before it.
-        place: What the batch sampler needs to continue there; None for the beginning of the epoch.
-    """
-
-    steps: int
-    place: Any = None
-
-
-BEGINNING = Position(0)
 
 
 class BatchAt(NamedTuple):

@@ -6,8 +6,8 @@ import copy
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from itertools import count, islice
 from typing import Any
 
@@ -15,13 +15,13 @@ import torch
 import webdataset as wds
 from torch.utils.data import DataLoader
 
-from headrace.webdatamodule._shared.cursor import EpochCursor
 from headrace.webdatamodule._shared.digest import text_digest
 from headrace.webdatamodule._shared.display import counted, never_raises
 from headrace.webdatamodule._shared.ranks import Mesh
 from headrace.webdatamodule.loading.distributed import batches_before_comparing, compare_plans
+from headrace.webdatamodule.loading.epoch_loader import EpochLoader
+from headrace.webdatamodule.loading.position import Iteration, Position, Progress
 from headrace.webdatamodule.loading.state_dict import STATE_VERSION, check_state
-from headrace.webdatamodule.loading.trainer_epochs import EpochLoader
 from headrace.webdatamodule.loading.worker import end_workers, start_workers
 from headrace.webdatamodule.streaming.pipeline import (
     StreamDataset,
@@ -36,52 +36,24 @@ _END = object()
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class _Run:
-    """One iteration of a loader."""
-
-    epoch: int
-    start: int  # batches of the epoch that were delivered before it,
-    steps: int  # and up to now
-    loader: DataLoader[Any]  # which starts the workers
-    persists: bool  # whether the workers persist when it is over
-    samples: Any = None  # the iterator of `loader` in the present pass
-    n_samples: int = 0  # that left the workers in it
-    finished: bool = False  # whether its last batch was delivered
-
-    @property
-    def again(self) -> int:
-        """Where its epoch begins once more: a look at one batch leaves a loaded position."""
-        return self.start if self.steps <= self.start + 1 else 0
-
-
-class StreamProgress(EpochCursor):
-    """Where a loader stands, in batches.
+class StreamIteration(Iteration):
+    """One iteration of a loader.
 
     Attributes:
-        resumed: Whether a state was loaded, and nothing delivered since.
+        loader: What starts its workers.
+        persists: Whether the workers persist when it is over.
+        samples: The iterator of `loader` in the present pass.
+        n_samples: Samples that left the workers in it.
     """
 
-    iteration: _Run | None
-    resumed = False
-
-    @property
-    def chosen(self) -> bool:
-        """Whether `set_epoch` chose the epoch, and nothing was iterated since."""
-        return self._chosen
-
-    def go_to(self, epoch: int, position: int) -> None:
-        """As the cursor does; no state put the loader there."""
-        super().go_to(epoch, position)
-        self.resumed = False
-
-    def start_run(self, run: _Run) -> None:
-        """Make a run the latest one, at the place that it has come to."""
-        self.go_to(run.epoch, run.steps)
-        self.begin(run)
+    def __init__(self, epoch: int, start: Position, loader: DataLoader[Any], *, persists: bool) -> None:
+        super().__init__(epoch, start)
+        self.loader, self.persists = loader, persists
+        self.samples: Any = None
+        self.n_samples = 0
 
 
-class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
+class StreamLoader(EpochLoader[StreamIteration], wds.WebLoader):  # type: ignore[misc] # webdataset ships no types
     """A WebLoader whose epochs have a promised number of batches on every rank, and that can be resumed.
 
     A completed epoch is followed by the next one, unless `set_epoch` chose another. After a `break`, a new iteration
@@ -100,9 +72,9 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self.n_batches = options.n_batches
         self._name, self._fixed = options.name, not options.training
         self._described = describe_options(dataset)
-        self._progress = StreamProgress()
+        self._progress = Progress[StreamIteration]()
         self._replicas = 0  # of the loaded state; then that of the latest iteration
-        self._runs: set[_Run] = set()  # those that are not over
+        self._runs: set[StreamIteration] = set()  # those that are not over
         self._warned: set[str] = set()
 
     def _begin(self, stages: Sequence[Any]) -> None:
@@ -116,8 +88,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         kept = {name: value for name, value in vars(self).items() if name not in ("_loop", "_runs")}
         progress = kept["_progress"] = copy.copy(self._progress)
         if self._progress.iteration is not None:
-            progress.go_to(self.epoch, self.steps)
-            progress.resumed = True
+            progress.put(self.epoch, Position(self.steps), resumed=True)
         return {**kept, "pipeline": self.pipeline[1:], "_warned": set(self._warned)}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -132,15 +103,9 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         delivered = f"epoch {self.epoch}, {counted(self.steps, 'batch')} delivered"
         return f"{type(self).__name__}({self._name}: {samples}, {batches} an epoch, {delivered})"
 
-    def _choose_epoch(self, epoch: int) -> None:
-        self._progress.choose(epoch)
-
-    def _rewind(self) -> None:
-        self._progress.go_to(self.epoch, 0)
-
     def _end_iteration(self) -> None:
-        if self._progress.iteration is not None:
-            self._runs.discard(self._progress.iteration)
+        super()._end_iteration()
+        self._runs.discard(self._progress.iteration)
 
     @property
     def fingerprint(self) -> str:
@@ -148,20 +113,10 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         return text_digest(repr(sorted(self._described.items())))
 
     @property
-    def epoch(self) -> int:
-        """The current epoch."""
-        return self._progress.epoch
-
-    @property
     def steps(self) -> int:
         """Number of delivered batches of the current epoch; in a trainer, of those that counted."""
         steps, run, done = self._progress.position, self._progress.iteration, self._loop.steps_done()
-        return steps if run is None or done is None else max(run.start, min(done, steps))
-
-    @property
-    def resumed(self) -> bool:
-        """Whether a state was loaded, and nothing delivered since."""
-        return self._progress.resumed
+        return steps if run is None or done is None else max(run.start.steps, min(done, steps))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch; in a trainer, after the last one that counted.
@@ -202,8 +157,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         self._check_state(state)
         if not self._is_joined and self._progress.overrules(state["epoch"]):
             return
-        self._progress = StreamProgress()
-        self._progress.resumed = self._progress.resume(state["epoch"], state["position"])
+        self._progress.load(state["epoch"], Position(state["position"]))
         self._replicas = state["num_replicas"]
 
     def _check_state(self, state: Any) -> None:
@@ -243,31 +197,39 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             " only. Use those, or a checkpoint of the end of an epoch; IndexedWebDataModule resumes with any numbers"
         )
 
-    def _deliver(self) -> Iterator[Any]:
-        epoch, latest, chosen = self.epoch, self._progress.iteration, self._progress.chosen
-        start = self._progress.start if latest is None else latest.again
-        beside = self._is_beside_a_fit()
-        # Beside a loop that is under way it is a look, which counts for nothing, until a second batch is taken.
-        under_way = latest if latest in self._runs and self._trainer is None and not chosen else None
-        if beside:
-            start = 0
-        elif latest is not None and latest.finished:
-            epoch, start = self._following(latest)
-        elif start == self._length() and not chosen:
-            epoch, start = epoch + 1, 0  # the state of the end of an epoch
+    def _count(self) -> Iterator[Any]:
+        progress = self._progress
+        if not progress.begun and progress.place.steps == self._length() and not progress.chosen:
+            self._begin_at(progress.epoch + 1)  # the state of the end of an epoch
+        self._begin_next()
+        run = self._run_from(progress.place)
+        progress.begin(run)
+        yield from self._read(run, checked=True)
+
+    @contextmanager
+    def _independent(self, start: Position, *, checked: bool) -> Iterator[tuple[StreamIteration, Iterator[Any]]]:
+        run = self._run_from(start)
+        with closing(self._read(run, checked=checked)) as batches:
+            yield run, batches
+
+    def _run_from(self, start: Position) -> StreamIteration:
+        """An iteration of the present epoch."""
         persists = bool(self._torch_options.get("persistent_workers")) and not any(run.persists for run in self._runs)
-        run = _Run(epoch, start, start, self._torch_loader(persists=persists), persists)
-        if not (beside or under_way):
-            self._progress.start_run(run)
+        run = StreamIteration(self.epoch, start, self._torch_loader(persists=persists), persists=persists)
+        run.under_way = True
         self._runs.add(run)
-        num_replicas, rank = self.ranks()
+        return run
+
+    def _read(self, run: StreamIteration, *, checked: bool) -> Generator[Any, None, None]:
+        """The batches of an iteration. `checked` says whether the ranks compare their plans."""
+        start, (num_replicas, rank) = run.start.steps, self.ranks()
         try:
             self.samples.check_ranks(num_replicas, rank)
             self._check_replicas(start, num_replicas)
-            now = Pass(epoch, 0, rank, num_replicas)
+            now = Pass(run.epoch, 0, rank, num_replicas)
             first = self._one_lap(run, now)  # starts the workers, before the first collective
             compares_after = batches_before_comparing(in_trainer=self._trainer is not None, evaluates=self._fixed)
-            if beside:
+            if not checked:
                 compares_after = None
             else:
                 self._replicas = num_replicas
@@ -275,33 +237,25 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
                 self._compare(run, num_replicas)
             if start:
                 message = "%s: resuming at batch %d of epoch %d: the batches before it are read again and skipped"
-                _logger.info(message, self._name, start, epoch)
+                _logger.info(message, self._name, start, run.epoch)
             for number, batch in enumerate(islice(self._repeated(run, now, first), start, self._length()), 1):
-                run.steps += 1
-                self._progress.move(run, run.steps)
-                if run.steps == self._length():
+                run.positions.append(Position(start + number))
+                self._progress.move(run, run.position.steps)
+                if run.position.steps == self._length():
                     self._finish(run)
                 yield batch
                 if number == compares_after:
                     self._compare(run, num_replicas)
-                if number == 1 and under_way is self._progress.iteration is not None and not self._progress.chosen:
-                    self._progress.start_run(run)
             self._finish(run)
             if self._progress.iteration is run:
-                self._progress.go_to(*self._following(run))
+                self._begin_next()
         finally:
             self._end(run)
 
-    def _following(self, run: _Run) -> tuple[int, int]:
-        """Where the iteration after a finished run begins."""
-        if self._progress.chosen or not self.options.training:
-            return run.epoch, 0
-        return run.epoch + 1, 0
-
-    def _compare(self, run: _Run, num_replicas: int) -> None:
+    def _compare(self, run: StreamIteration, num_replicas: int) -> None:
         ours = {
             "epoch": run.epoch,
-            "steps done": run.start,
+            "steps done": run.start.steps,
             "batches": self.n_batches,
             "num_replicas": num_replicas,
         }
@@ -314,14 +268,15 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
             return loader
         return DataLoader(copy.copy(self.samples), **{**self._torch_options, "persistent_workers": False})
 
-    def _finish(self, run: _Run) -> None:
+    def _finish(self, run: StreamIteration) -> None:
         """The epoch was delivered."""
         self._runs.discard(run)
-        run.finished = True
+        run.under_way, run.finished = False, True
 
-    def _end(self, run: _Run) -> None:
+    def _end(self, run: StreamIteration) -> None:
         """End the workers of an iteration, unless they persist."""
         self._runs.discard(run)
+        run.under_way = False
         if not run.persists:
             end_workers(run.samples)
         run.samples = None
@@ -333,13 +288,13 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         iterator, self.pipeline[0]._iterator = self.pipeline[0]._iterator, None
         end_workers(iterator)
 
-    def _repeated(self, run: _Run, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
+    def _repeated(self, run: StreamIteration, now: Pass, first: Iterator[Any]) -> Iterator[Any]:
         """The batches of the promised epoch, as often as the user has it repeated."""
         laps = (first if lap == 0 else self._one_lap(run, now._replace(lap=lap)) for lap in count())
         for _ in range(int(self.repetitions)):
             yield from self._promised(run, laps, now.num_replicas)
 
-    def _promised(self, run: _Run, laps: Iterator[Iterator[Any]], num_replicas: int) -> Iterator[Any]:
+    def _promised(self, run: StreamIteration, laps: Iterator[Iterator[Any]], num_replicas: int) -> Iterator[Any]:
         """The promised number of batches, from as many passes over the shards as it takes."""
         done = 0
         for number, batches in enumerate(laps):
@@ -364,7 +319,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
                 self.n_batches = done  # so that len() is right from now on
                 return
 
-    def _one_lap(self, run: _Run, now: Pass) -> Iterator[Any]:
+    def _one_lap(self, run: StreamIteration, now: Pass) -> Iterator[Any]:
         """The batches of one pass over the shards; the workers are started at once."""
         if not run.persists:
             end_workers(run.samples)
@@ -372,7 +327,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         run.samples, run.n_samples = start_workers(run.loader), 0
         return apply_stages(self.pipeline[1:], self._samples_of(run), now, f"{self.options.seed}/outside")
 
-    def _samples_of(self, run: _Run) -> Iterator[Any]:
+    def _samples_of(self, run: StreamIteration) -> Iterator[Any]:
         for sample in run.samples:
             run.n_samples += 1
             yield sample
@@ -385,7 +340,7 @@ class StreamLoader(EpochLoader, wds.WebLoader):  # type: ignore[misc] # webdatas
         if self._is_first("more") and next(batches, _END) is not _END:
             self._warn(f"samples remain after the {self._promise}: they are left out")
 
-    def _warn_of_less(self, run: _Run, done: int, *, again: bool) -> None:
+    def _warn_of_less(self, run: StreamIteration, done: int, *, again: bool) -> None:
         if self._is_first("less"):
             what = "the shards are read again, so samples repeat" if again else "the epoch ends early"
             ran_out = f"the shards ran out after {run.n_samples} samples in {done} batches"

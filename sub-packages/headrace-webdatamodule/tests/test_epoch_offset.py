@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from headrace.webdatamodule.loading.trainer_epochs import EpochLoader, EpochOffset
+from headrace.webdatamodule._lightning import EpochOffset
+from headrace.webdatamodule.loading.epoch_loader import EpochLoader
+from headrace.webdatamodule.loading.position import Iteration
 
 
-class Loader(EpochLoader):
+class Loader(EpochLoader[Iteration]):
     """Ten batches an epoch."""
 
     epoch, steps, resumed = 0, 0, False
@@ -19,7 +21,10 @@ class Loader(EpochLoader):
     def __len__(self) -> int:
         return 10
 
-    def _deliver(self) -> Iterator[Any]:
+    def _count(self) -> Iterator[Any]:
+        raise AssertionError("nothing is delivered")
+
+    def _independent(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("nothing is delivered")
 
     def _rewind(self) -> None:

@@ -1,20 +1,18 @@
-"""A trainer's epochs and a loader's: an epoch that a limit ended early continues after a resume.
-
-A trainer takes an epoch that `max_steps` ended for a whole one. The resumed run delivers its rest, and the trainer
-counts that epoch once.
-"""
+"""What all loaders share: epochs, the position, and which iteration counts. It knows no trainer."""
 
 from __future__ import annotations
 
-import math
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import SequentialSampler
 
 from headrace.webdatamodule._shared.checks import checked_int
+from headrace.webdatamodule.loading.position import BEGINNING, Iteration, Position, Progress
 from headrace.webdatamodule.loading.state_dict import LARGEST
 
 
@@ -54,7 +52,10 @@ class Loop:
 _OWN = Loop()
 
 
-class EpochLoader(ABC):
+_I = TypeVar("_I", bound=Iteration)
+
+
+class EpochLoader(ABC, Generic[_I]):
     """A loader that resumes, alone or in a trainer, whose fit loop then decides on epoch and position."""
 
     batch_sampler: Any = None  # trainers look for one beside `sampler`
@@ -62,48 +63,102 @@ class EpochLoader(ABC):
     _loop = _OWN
     _name: str
     _fixed: bool  # every epoch is the same
+    _progress: Progress[_I]  # the position, which nobody else has
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @property
-    @abstractmethod
     def epoch(self) -> int:
-        """The present epoch."""
+        """The current epoch."""
+        return self._progress.epoch
 
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Batches of the present epoch that were delivered."""
+        """Number of delivered batches of the current epoch."""
 
     @property
-    @abstractmethod
     def resumed(self) -> bool:
-        """Whether a state was loaded, and nothing delivered since."""
-
-    @abstractmethod
-    def _deliver(self) -> Iterator[Any]:
-        """The batches of an epoch, chosen at the first `next`: trainers make an iterator before they set the epoch."""
+        """Whether a state was loaded and no batch was delivered since."""
+        return self._progress.resumed
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, from the position that was loaded, else from its beginning."""
-        return self._deliver()
+        return self._deliver()  # which begins at the first `next`: trainers make an iterator before they set the epoch
+
+    def _deliver(self) -> Iterator[Any]:
+        if self._is_beside_a_fit():
+            # Whenever it begins, it leaves the trainer's position alone, and waits for no other rank.
+            with self._independent(BEGINNING, checked=False) as (_, batches):
+                yield from batches
+        elif self._trainer is None and self._progress.under_way and not self._progress.chosen:
+            yield from self._peek()
+        else:
+            yield from self._count()
+
+    def _peek(self) -> Iterator[Any]:
+        """The epoch once more, while another iteration is under way.
+
+        One batch is a peek, which counts for nothing. With the second one the epoch is restarted.
+        """
+        progress = self._progress
+        with self._independent(progress.restart(), checked=True) as (iteration, batches):
+            for number, batch in enumerate(batches, 1):
+                yield batch
+                if number == 1 and progress.begun and not progress.chosen and progress.epoch == iteration.epoch:
+                    self._adopt(iteration)
 
     @abstractmethod
+    def _independent(self, start: Position, *, checked: bool) -> AbstractContextManager[tuple[_I, Iterator[Any]]]:
+        """An iteration of the present epoch that counts for nothing, and its batches, with workers of its own.
+
+        `checked` says whether the ranks compare their plans.
+        """
+
+    @abstractmethod
+    def _count(self) -> Iterator[Any]:
+        """The batches of an iteration that counts, and moves the position."""
+
+    def _adopt(self, iteration: _I) -> None:
+        """Let an iteration count that has delivered one batch."""
+        self._progress.adopt(iteration)
+
+    def _begin_next(self) -> None:
+        """Go where the next iteration that counts begins."""
+        progress = self._progress
+        if progress.finished and not progress.chosen and not self._fixed:
+            self._begin_at(progress.epoch + 1)
+        elif progress.begun:  # the same epoch once more
+            progress.put(progress.epoch, progress.restart())
+
+    def _begin_at(self, epoch: int) -> None:
+        """Let the next iteration begin with that epoch."""
+        self._progress.put(epoch, BEGINNING)
+
     def _rewind(self) -> None:
         """Forget the position: the epoch begins at its beginning."""
+        self._begin_at(self.epoch)
 
-    @abstractmethod
     def _choose_epoch(self, epoch: int) -> None:
-        """As `set_epoch`, without a look at the trainer; the present epoch keeps its position."""
+        """As `set_epoch`, whatever the trainer does; the present epoch keeps its position."""
+        if self.resumed and self._trainer is None and epoch < self.epoch:
+            warnings.warn(
+                f"the {self._name} loader has loaded a state of epoch {self.epoch}, and set_epoch({epoch}) drops it: "
+                "samples come again; loop over range(loader.epoch, epochs)",
+                stacklevel=3,
+            )
+        if self._progress.choose(epoch):
+            self._begin_at(epoch)
+
+    def _end_iteration(self) -> None:
+        """The iteration that is under way, if any, has been abandoned."""
+        if self._progress.iteration is not None:
+            self._progress.iteration.under_way = False
 
     @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None:
         """As `load_state_dict`, without a look at the trainer."""
-
-    @abstractmethod
-    def _end_iteration(self) -> None:
-        """The iteration that is under way, if any, has been abandoned."""
 
     def _join(self, loop: Loop) -> None:
         """Deliver to another loop from now on."""
@@ -171,7 +226,7 @@ class EpochLoader(ABC):
 class EpochSetter(SequentialSampler):
     """Trainers call `loader.sampler.set_epoch`; a sequential sampler is one that they do not replace."""
 
-    def __init__(self, loader: EpochLoader) -> None:
+    def __init__(self, loader: EpochLoader[Any]) -> None:
         super().__init__(loader)
         self._loader = loader
 
@@ -180,53 +235,3 @@ class EpochSetter(SequentialSampler):
         if "lightning.pytorch" in sys.modules:
             self._loader._refuse_alone()
         self._loader.set_epoch(epoch)
-
-
-class EpochOffset:
-    """Chooses a loader's epochs for a trainer's."""
-
-    def __init__(self) -> None:
-        self._ahead = 0  # the trainer's number of an epoch, minus the loader's
-        self._asked = self._saved = -1  # the trainer's number of the present epoch, and of the one in a checkpoint
-
-    def state_dict(self, loader: EpochLoader) -> dict[str, int]:
-        """The trainer's number of the loader's epoch."""
-        return {"epoch": self._saved if loader.resumed and self._saved >= 0 else self._asked}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume."""
-        self._saved = state["epoch"]
-
-    def has_rest(self, loader: EpochLoader, epoch: int, limit: float) -> bool:
-        """Whether the trainer takes the saved epoch for done, as its `epoch` is a later one, and some of it is left.
-
-        `limit` is the most batches of an epoch if it is an int, else a share of them.
-        """
-        return loader.resumed and 0 <= self._saved < epoch and loader.steps + 1 <= _most(loader, limit)
-
-    def begin(self, loader: EpochLoader, epoch: int, *, overfits: bool) -> None:
-        """Choose the loader's epoch for the trainer's number.
-
-        A trainer that overfits gets the loader's first epoch again and again.
-        """
-        if loader.resumed and self._saved >= 0:
-            self._ahead = epoch - loader.epoch
-            if epoch > self._saved and overfits:
-                loader._rewind()  # which forgets that it was resumed
-            elif epoch > self._saved:  # which was done
-                self._ahead -= 1
-        elif overfits and epoch != self._asked:
-            self._ahead = epoch
-            loader._rewind()
-        if epoch != self._asked:
-            self._asked = epoch
-            loader._end_iteration()
-        loader._choose_epoch(epoch - self._ahead)
-
-
-def _most(loader: EpochLoader, limit: float) -> float:
-    try:
-        length: float = len(loader)
-    except TypeError:  # an endless one
-        length = math.inf
-    return min(length, limit if isinstance(limit, int) else length * limit)
