@@ -452,6 +452,27 @@ def test_ranks_share_the_batches_of_one_stream(world: int, count: int) -> None:
     assert given == ranks[0]
 
 
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_a_stream_that_is_read_again_goes_on_on_other_ranks(ranks: int) -> None:
+    stream = list(numbered([1 + 7 * number % 40 for number in range(600)]))
+    old_ranks, steps_done = 2, 9
+    before = [
+        batch
+        for rank in range(old_ranks)
+        for batch in itertools.islice(
+            bucketed_batching(stream, size_of, 100, buffer_size=50, num_replicas=old_ranks, rank=rank), steps_done
+        )
+    ]
+    after = [
+        batch
+        for rank in range(ranks)
+        for batch in itertools.islice(
+            bucketed_batching(stream, size_of, 100, buffer_size=50), steps_done * old_ranks + rank, None, ranks
+        )
+    ]
+    assert sorted(number for batch in before + after for number, _ in batch) == list(range(600))
+
+
 def test_too_few_samples_for_the_ranks_are_repeated_with_a_warning() -> None:
     with pytest.warns(
         UserWarning, match="the last step of the stream has 2 samples for 3 ranks: samples are repeated on 1 rank"

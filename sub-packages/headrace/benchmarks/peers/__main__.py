@@ -4,7 +4,7 @@
     python benchmarks/peers --page                     # nothing but the page and its plots, from the JSON that is there
 
 Every library whose distribution is installed is measured as its documentation uses it; ``requirements-peers.txt`` and
-``requirements-steps.txt`` name the versions. Each part writes ``docs/figures/peers_PART.json``; tables and plots of
+``requirements-wheels.txt`` name the versions. Each part writes ``docs/figures/peers_PART.json``; tables and plots of
 ``docs/peers.md`` come from these files alone. With ``--quick`` they are written to ``--out`` only, for a look.
 """
 
@@ -94,6 +94,7 @@ def steps(much: dict[str, int], folder: Path) -> dict[str, Any]:
         "seeds": much["seeds"],
         "cases": {name: {"cap": case.cap or "longest", "linear": case.linear} for name, case in part.CASES.items()},
         "contracts": part.contracts(much["seeds"]),
+        "contexts": part.measure_contexts(much["seeds"]),
         **part.measure(much["seeds"]),
     }
 

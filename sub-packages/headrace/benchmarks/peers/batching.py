@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from importlib import import_module
-from itertools import islice
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from corpus import LONGEST, Sizes
 from measure import alternating, first_only, installed
-from torch.utils.data import BatchSampler, DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+from wheels import definitions
 
-from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
+from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, bucketed_batching
 
 Batches = list[list[int]]
 Make = Callable[[Sizes, int, int, int], Iterable[list[int]]]  # sizes, budget, ranks, rank: this rank's batches
@@ -33,6 +34,7 @@ class Method:
         make: Batches of one rank; of all of them where ``ranks`` is False.
         ranks: Whether it knows of ranks.
         resume: Position of a batch to the batches from there on, by the sampler's own state; None without one.
+        together: The batches of all ranks at once, the same as of each alone.
     """
 
     def __init__(
@@ -43,13 +45,17 @@ class Method:
         make: Make,
         ranks: bool = True,
         resume: Callable[[Sizes, int, int], Iterable[list[int]]] | None = None,
+        together: Callable[[Sizes, int, int], list[Batches]] | None = None,
     ) -> None:
+        self.together = together
         self.name, self.package, self.cost, self.make, self.ranks, self.resume = (
             name, package, cost, make, ranks, resume
         )  # fmt: skip
 
     def epoch(self, sizes: Sizes, budget: int, world: int) -> list[Batches]:
         """Return the batches of each rank."""
+        if self.together:
+            return self.together(sizes, budget, world)
         if self.ranks:
             return [drained(self.make(sizes, budget, world, rank)) for rank in range(world)]
         batches = drained(self.make(sizes, budget, 1, 0))
@@ -74,6 +80,13 @@ def headrace_resumed(sizes: Sizes, budget: int, position: int, **options: Any) -
     second = headrace(sizes, budget, 1, 0, **options)
     second.load_state_dict(first.state_dict())
     return iter(second)
+
+
+def headrace_stream(sizes: Sizes, budget: int, world: int, rank: int, cost: Literal["sum", "padded"]) -> Any:
+    """A shuffled stream whose sizes are known only as it passes, with the buffer of its default."""
+    order = torch.randperm(len(sizes), generator=torch.Generator().manual_seed(SEED)).tolist()
+    size_of = sizes.tolist().__getitem__
+    return bucketed_batching(order, size_of, budget, cost=cost, num_replicas=world, rank=rank, seed=SEED)
 
 
 def fixed(sizes: Sizes, budget: int, world: int, rank: int) -> Iterator[list[int]]:
@@ -215,6 +228,54 @@ def grain_pack(sizes: Sizes, budget: int, world: int, rank: int) -> Iterator[lis
         yield [int(index) for index in row["index"]]
 
 
+def axolotl(sizes: Sizes, budget: int, world: int, rank: int) -> Iterator[list[int]]:
+    """First fit of the shuffled samples into rows of the budget, a row a batch."""
+    path = "axolotl/utils/samplers/multipack.py"
+    names = ("pack_group", "_process_group", "pack_parallel", "MultipackBatchSampler")
+    listed: Any = range(len(sizes))
+    order = RandomSampler(listed, generator=torch.Generator().manual_seed(SEED))
+    sampler = definitions("axolotl", path, *names).MultipackBatchSampler(
+        order, 1, budget, sizes, bin_size=len(sizes), drop_last=False
+    )
+    return (rows[0] for rows in sampler)
+
+
+def trl(sizes: Sizes, budget: int, world: int, rank: int) -> Iterator[list[int]]:
+    """Best fit decreasing over all samples, as its ``packing_strategy="bfd"``; the rows shuffled."""
+    arrow = import_module("pyarrow")
+    names = ("_check_if_columns_can_be_packed", "_SegmentTree", "_pack_bfd")
+    pack = definitions("trl", "trl/data_utils.py", *names)._pack_bfd
+    offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
+    tokens = arrow.ListArray.from_arrays(offsets, np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
+    packed = pack(arrow.table({"input_ids": tokens}), budget)
+    numbers, bounds = (np.asarray(getattr(packed["input_ids"].chunk(0), name)) for name in ("values", "offsets"))
+    rows = [numbers[begin:end] for begin, end in pairwise(bounds.tolist())]
+    for row in torch.randperm(len(rows), generator=torch.Generator().manual_seed(SEED)).tolist():
+        yield rows[row][np.append(True, rows[row][1:] != rows[row][:-1])].tolist()
+
+
+def batch_rebalance(sizes: Sizes, budget: int, world: int, rank: int) -> Any:
+    """Hugging Face's, four micro-batches a rank and step, with the count of our mean batch; it knows no budget."""
+    names, accumulated = "BatchRebalanceSampler", 4
+    kind = definitions("transformers", "transformers/trainer_pt_utils.py", names).BatchRebalanceSampler
+    samples = world * accumulated * int(budget // sizes.mean())
+    return kind(sizes.tolist(), samples, world, accumulated, rank=rank, seed=SEED, drop_last=False)
+
+
+def rebalanced(sizes: Sizes, budget: int, world: int) -> list[Batches]:
+    """Return the batches of all ranks from the pass of one, which plans for all."""
+    sampler, steps = batch_rebalance(sizes, budget, world, 0), []
+    assign = sampler._assign
+
+    def noted(*arguments: Any) -> Any:
+        steps.append(assign(*arguments))
+        return steps[-1]
+
+    sampler._assign = noted
+    drained(sampler)
+    return [[batch for step in steps for batch in step[rank]] for rank in range(world)]
+
+
 def methods() -> list[Method]:
     """Every way whose library is installed; headrace's first."""
     stratified: dict[str, Any] = {"strategy": "stratified"}
@@ -225,6 +286,7 @@ def methods() -> list[Method]:
                resume=partial(headrace_resumed, **stratified)),
         Method("headrace, packed", "headrace-size-aware-batching", "sum", partial(headrace, **packed),
                resume=partial(headrace_resumed, **packed)),
+        Method("headrace, stream, sum", "headrace-size-aware-batching", "sum", partial(headrace_stream, cost="sum")),
         # its state_dict() refuses a constraint that is not the default one
         Method("lhotse DynamicCutSampler", "lhotse", "sum", partial(lhotse, padded=False)),
         Method("bionemo SizeAwareBatchSampler", "bionemo-size-aware-batching", "sum", bionemo, ranks=False),
@@ -232,14 +294,20 @@ def methods() -> list[Method]:
         Method("fairchem MaxAtomDistributedBatchSampler", "fairchem-core", "sum", fairchem,
                resume=lambda sizes, budget, position: fairchem(sizes, budget, 1, 0, position)),
         Method("grain BestFitPackIterDataset", "grain", "sum", grain_pack),
+        Method("axolotl MultipackBatchSampler", "axolotl", "sum", axolotl, ranks=False),
+        Method("TRL pack_dataset, bfd", "trl", "sum", trl, ranks=False),
         Method("headrace, bucketed", "headrace-size-aware-batching", "padded", partial(headrace, **bucketed),
                resume=partial(headrace_resumed, **bucketed)),
+        Method("headrace, stream, padded", "headrace-size-aware-batching", "padded",
+               partial(headrace_stream, cost="padded")),
         Method("lhotse DynamicBucketingSampler", "lhotse", "padded", partial(lhotse, padded=True),
                resume=lhotse_resumed),
         Method("bionemo BucketBatchSampler", "bionemo-size-aware-batching", "padded", bionemo_buckets, ranks=False),
         Method("HF LengthGroupedSampler, safe size", "transformers", "padded", length_grouped, ranks=False),
         Method("HF LengthGroupedSampler, mean size", "transformers", "padded",
                partial(length_grouped, safe=False), ranks=False),
+        Method("HF batch_rebalance, mean size", "transformers", "padded", batch_rebalance,
+               together=rebalanced),
         Method("fixed count, safe size", "torch", "padded", fixed),
     ]  # fmt: skip
     return [method for method in found if installed(method.package)]

@@ -1,5 +1,6 @@
 """Times by turns, memory, and what a run was made with."""
 
+import contextlib
 import json
 import os
 import platform
@@ -13,21 +14,35 @@ from types import ModuleType
 from typing import Any
 
 PEERS = (
-    "areal", "bionemo-size-aware-batching", "fairchem-core", "grain", "lhotse", "litdata", "lmdb", "megatron-energon",
-    "mosaicml-streaming", "openrlhf", "pylance", "skyrl", "torch_geometric", "torchdata", "torchtitan", "transformers",
-    "trl", "verl", "webdataset",
+    "areal", "axolotl", "bionemo-size-aware-batching", "fairchem-core", "grain", "lhotse", "litdata", "lmdb",
+    "megatron-core", "megatron-energon", "miles-rl", "mosaicml-streaming", "openrlhf", "pylance", "skyrl",
+    "torch_geometric", "torchdata", "torchtitan", "transformers", "trl", "verl", "webdataset",
 )  # fmt: skip
 OURS = ("headrace-size-aware-batching", "headrace-weighted-sampler", "headrace-webdatamodule")
 Work = Callable[[], Any]
 
 
+WHEELS = Path(sys.prefix) / "wheels"  # which ./scripts/peers fetches and does not install
+
+
+def wheel_of(package: str) -> Path | None:
+    """Return the wheel of a distribution that is not installed, or None."""
+    return next(iter(WHEELS.glob(f"{package.replace('-', '_')}-*.whl")), None)
+
+
+def versions(package: str) -> list[str]:
+    """Return the installed version of a distribution and the one of its wheel, where there are such."""
+    found = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found.append(metadata.version(package).partition("+")[0])
+    if wheel := wheel_of(package):
+        found.append(wheel.name.split("-")[1])
+    return found
+
+
 def installed(package: str) -> bool:
-    """Whether a distribution is installed."""
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    """Whether a distribution is installed, or its wheel is there."""
+    return bool(versions(package))
 
 
 def without_vision() -> None:
@@ -42,12 +57,12 @@ def quiet() -> None:
 
 def environment(quick: bool) -> dict[str, Any]:
     """Return versions and circumstances, as every file of figures has them."""
-    names = [name for name in (*OURS, "torch", "numpy", *PEERS) if installed(name)]
+    found = {name: ", ".join(versions(name)) for name in (*OURS, "torch", "numpy", *PEERS)}
     return {
         "command": "./scripts/peers --quick" if quick else "./scripts/peers",
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
-        "versions": {name: metadata.version(name).partition("+")[0] for name in names},
+        "versions": {name: version for name, version in found.items() if version},
     }
 
 

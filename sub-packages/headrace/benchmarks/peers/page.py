@@ -204,6 +204,7 @@ def resume_table(found: dict[str, Any]) -> str:
         "has a state": ["yes" if row.get("stateful") else "no" for row in rows],
         "lost, repeated": [counts(None if "error" in row else row) for row in rows],
         "with one worker instead of two": [counts(row.get("other_workers")) for row in rows],
+        "on one rank instead of two": [counts(row.get("other_ranks")) for row in rows],
         "first batch, times that of a fresh epoch": marked(*pair(rows, "first_batch"), True, ours),
     }
     return table(list(columns), list(columns.values()))
@@ -225,6 +226,17 @@ def steps_table(found: dict[str, Any], figure: str) -> str:
         ours = [row["name"].startswith("headrace") for row in rows]
         columns["time, rollouts"] = [*marked(*pair(rows, "time", 2), True, ours), ""]
     return table(list(columns), list(columns.values()))
+
+
+def contexts_table(cases: dict[str, list[Row]]) -> str:
+    """What a step with samples on several ranks is worth."""
+    columns = {"": [row["name"] for row in next(iter(cases.values()))]}
+    for case, rows in cases.items():
+        ours = [row["name"].startswith("headrace") for row in rows]
+        columns[f"{case}: lockstep"] = marked(*pair(rows, "lockstep", 4), True, ours)
+        for key in ("barriers", "passes", "time"):
+            columns[f"{key}, {case}"] = marked(*pair(rows, key, 2), True, ours)
+    return table([head.split(",")[0] for head in columns], list(columns.values()))
 
 
 def versions_table(figures: Path) -> str:
@@ -253,6 +265,7 @@ def tables(figures: Path, parts: Sequence[str] | None = None) -> dict[str, str]:
             made |= {f"reading {corpus}": reading_table(found, corpus) for corpus in found["rows"]}
         elif part == "steps":
             made |= {f"steps {name}": steps_table(found, name) for name in ("lockstep", "totals", "micro_batches")}
+            made["contexts"] = contexts_table(found["contexts"])
         elif part == "mixing":
             made |= {"mixing": mixing_table(found), "mixing tokens": token_mixing_table(found)}
         else:

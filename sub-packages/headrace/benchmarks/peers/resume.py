@@ -1,7 +1,8 @@
 """Resume: a process is killed at 90 % of a shuffled epoch, another one goes on from the library's own state.
 
 Every sample's text is its number, so what was delivered twice or never is counted. The state is saved behind the batch
-that the training loop received last; workers have read ahead by then.
+that the training loop received last; workers have read ahead by then. On other ranks: two ranks are killed after as
+many batches each, and one rank goes on from the state of the first.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from formats import ArrayRecord, Energon, Format, Headrace, Litdata, LmdbDataset, Mosaic, Webdataset, energon_dataset
 from formats import Lmdb as LmdbFormat
-from measure import installed, quiet, without_vision
+from measure import installed, quiet, wheel_of, without_vision
 
 BATCH = 32
 
@@ -40,11 +41,12 @@ class Run:
     """
 
     name = package = ""
-    kind: type[Format] = Headrace
+    kind: type[Format] | None = Headrace  # None: nothing but the number of samples is written
     stateful = True
+    ranks = False  # whether other ranks are measured
 
-    def __init__(self, folder: Path, workers: int) -> None:
-        self.folder, self.workers = folder, workers
+    def __init__(self, folder: Path, workers: int, world: int, rank: int) -> None:
+        self.folder, self.workers, self.world, self.rank = folder, workers, world, rank
         self.loader: Any = self.make()
 
     def make(self) -> Any:
@@ -67,37 +69,39 @@ class Run:
 class HeadraceLoader(Run):
     """Random access to shards; batches of a budget of sizes."""
 
-    name, package = "headrace ResumableLoader", "headrace-webdatamodule"
+    name, package, ranks = "headrace ResumableLoader", "headrace-webdatamodule", True
 
     def make(self) -> Any:
         from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
         from headrace.webdatamodule import IndexedShards, ResumableLoader
 
         shards = IndexedShards(self.folder, decode=None)
-        batches = DistributedSizeAwareBatchSampler(shards.sizes("txt"), BATCH * 6, num_replicas=1, rank=0)
+        batches = DistributedSizeAwareBatchSampler(
+            shards.sizes("txt"), BATCH * 6, num_replicas=self.world, rank=self.rank
+        )
         return ResumableLoader(shards, batches, collate_fn=numbers, num_workers=self.workers)
 
 
 class Stateful(Run):
     """torchdata's loader over a map-style dataset, shuffled by torch's sampler."""
 
-    name, package, kind = "torchdata StatefulDataLoader", "torchdata", LmdbFormat
+    name, package, kind, ranks = "torchdata StatefulDataLoader", "torchdata", LmdbFormat, True
 
     def make(self) -> Any:
         module = import_module("torchdata.stateful_dataloader")
-        generator = torch.Generator().manual_seed(0)
         data = LmdbDataset(str(self.folder))
-        return module.StatefulDataLoader(
-            data, BATCH, shuffle=True, generator=generator, num_workers=self.workers, collate_fn=numbers
-        )
+        sampler: Any = import_module("torchdata.stateful_dataloader.sampler")
+        sampler = sampler.StatefulDistributedSampler(data, self.world, self.rank, seed=0)
+        return module.StatefulDataLoader(data, BATCH, sampler=sampler, num_workers=self.workers, collate_fn=numbers)
 
 
 class Lit(Run):
     """litdata's own loader."""
 
-    name, package, kind = "litdata StreamingDataLoader", "litdata", Litdata
+    name, package, kind, ranks = "litdata StreamingDataLoader", "litdata", Litdata, True
 
     def make(self) -> Any:
+        os.environ |= {"WORLD_SIZE": str(self.world), "GLOBAL_RANK": str(self.rank), "NNODES": "1"}
         module = import_module("litdata")
         data = module.StreamingDataset(str(self.folder), shuffle=True, drop_last=False)
         return module.StreamingDataLoader(data, batch_size=BATCH, num_workers=self.workers, collate_fn=numbers)
@@ -146,11 +150,12 @@ class EnergonLoader(Run):
 class Grain(Run):
     """grain's iterator over its own format."""
 
-    name, package, kind = "grain DatasetIterator", "grain", ArrayRecord
+    name, package, kind, ranks = "grain DatasetIterator", "grain", ArrayRecord, True
 
     def make(self) -> Any:
         grain = import_module("grain")
-        data = grain.MapDataset.source(self.kind().open(self.folder)).shuffle(seed=0).batch(BATCH, batch_fn=numbers)
+        data = grain.MapDataset.source(ArrayRecord().open(self.folder)).shuffle(seed=0)[self.rank :: self.world]
+        data = data.batch(BATCH, batch_fn=numbers)
         options = grain.multiprocessing.MultiprocessingOptions(self.workers)
         return iter(data.to_iter_dataset().mp_prefetch(options))
 
@@ -162,22 +167,74 @@ class Grain(Run):
 
 
 class Cuts(Run):
-    """lhotse's sampler in the training process, which is what its state is for."""
+    """lhotse's sampler beside a DataLoader, saved as its users save it."""
 
-    name, package = "lhotse DynamicBucketingSampler", "lhotse"
+    name, package, kind, ranks = "lhotse DynamicBucketingSampler", "lhotse", None, True
+    indexed = False
 
     def make(self) -> Any:
-        lhotse, dummies = import_module("lhotse"), import_module("lhotse.testing.dummies")
-        count = int((self.folder / "count").read_text())
-        cuts = [dummies.dummy_cut(i, duration=1.0 + i % 9) for i in range(count)]
-        cuts = lhotse.CutSet(lhotse.lazy.LazyIteratorChain(cuts))
-        sampling = import_module("lhotse.dataset.sampling")
-        return sampling.DynamicBucketingSampler(
-            cuts, max_duration=5.0 * BATCH, shuffle=True, drop_last=False, num_buckets=9, seed=0, world_size=1, rank=0
+        self.sampler = self.make_sampler(self.world, self.rank)
+        return torch.utils.data.DataLoader(
+            CutNumbers(), batch_size=None, sampler=self.sampler, num_workers=self.workers
         )
 
-    def batches(self) -> Iterator[list[int]]:
-        return ([int(cut.id.rpartition("-")[2]) for cut in batch] for batch in self.loader)
+    def make_sampler(self, world: int, rank: int) -> Any:
+        """Return the sampler over a manifest, streamed or by its index."""
+        lhotse, dummies = import_module("lhotse"), import_module("lhotse.testing.dummies")
+        manifest = self.folder / "cuts.jsonl"
+        if not manifest.exists():
+            count = int((self.folder / "count").read_text())
+            lhotse.CutSet.from_cuts(dummies.dummy_cut(i, duration=1.0 + i % 9) for i in range(count)).to_file(manifest)
+        cuts = (
+            lhotse.CutSet.from_file(manifest, indexed=True, shuffle=True)
+            if self.indexed
+            else lhotse.CutSet.from_jsonl_lazy(manifest)
+        )
+        return import_module("lhotse.dataset.sampling").DynamicBucketingSampler(
+            cuts, max_duration=5.0 * BATCH, shuffle=True, num_buckets=9, seed=0, world_size=world, rank=rank
+        )
+
+    def state(self) -> Any:
+        return self.sampler.state_dict()
+
+    def load(self, state: Any) -> None:
+        self.sampler.load_state_dict(state)
+
+
+class CutNumbers(torch.utils.data.Dataset[list[int]]):
+    """A batch of cuts as their numbers; a cut that lhotse repeats, so that ranks are even, has a suffix."""
+
+    def __getitem__(self, cuts: Any) -> list[int]:
+        return [int(cut.id.partition("_dup")[0].rpartition("-")[2]) for cut in cuts]
+
+
+class Cuts2(Cuts):
+    """lhotse 2's sampler in torchdata's loader, map style: the sampler stays in the training process."""
+
+    name, package, indexed = "lhotse 2 sampler, map style", "lhotse", True
+
+    def make(self) -> Any:
+        module = import_module("torchdata.stateful_dataloader")
+        sampler = self.make_sampler(self.world, self.rank)
+        return module.StatefulDataLoader(CutNumbers(), batch_size=None, sampler=sampler, num_workers=self.workers)
+
+    def state(self) -> Any:
+        return self.loader.state_dict()
+
+    def load(self, state: Any) -> None:
+        self.loader.load_state_dict(state)
+
+
+class Cuts2Slices(Cuts2):
+    """lhotse 2 in the workers, each with its slice of the indexed manifest."""
+
+    name = "lhotse 2 sampler, in workers"
+
+    def make(self) -> Any:
+        module, dataset = import_module("torchdata.stateful_dataloader"), import_module("lhotse.dataset")
+        wrapped = dataset.iterable_dataset.IterableDatasetWrapper(CutNumbers(), self.make_sampler(1, 0))
+        initialise = dataset.dataloading.make_worker_init_fn(rank=self.rank, world_size=self.world, seed=0)
+        return module.StatefulDataLoader(wrapped, batch_size=None, num_workers=self.workers, worker_init_fn=initialise)
 
 
 class Wds(Run):
@@ -192,22 +249,30 @@ class Wds(Run):
         return torch.utils.data.DataLoader(data, BATCH, num_workers=self.workers, collate_fn=numbers)
 
 
-RUNS: list[type[Run]] = [HeadraceLoader, Stateful, Lit, Mds, EnergonLoader, Grain, Cuts, Wds]
+RUNS: list[type[Run]] = [HeadraceLoader, Stateful, Lit, Mds, EnergonLoader, Grain, Cuts, Cuts2, Cuts2Slices, Wds]
 
 
 def write(run: type[Run], folder: Path, count: int) -> None:
     """Write the samples of a run."""
     folder.mkdir(parents=True)
     (folder / "count").write_text(str(count))
-    if run is not Cuts:
-        data = folder / "data"
-        data.mkdir()
+    data = folder / "data"
+    data.mkdir()
+    if run.kind:
         run.kind().write([b"%06d" % number for number in range(count)], data)
+    else:
+        (data / "count").write_text(str(count))
 
 
-def process(run: type[Run], folder: Path, phase: str, workers: int) -> tuple[list[int], float, str]:
-    """Run a phase in a process; return what it delivered, the seconds to its first batch, and why it failed."""
-    command = [sys.executable, __file__, run.name, str(folder), phase, str(workers)]
+def process(
+    run: type[Run], folder: Path, phase: str, workers: int, world: int = 1, rank: int = 0, batches: int = 0
+) -> tuple[list[list[int]], float, str]:
+    """Run a phase in a process; return what it delivered, the seconds to its first batch, and why it failed.
+
+    ``killed`` ends after a number of batches, or at 90 % of the rank's samples.
+    """
+    numbers = map(str, (workers, world, rank, batches))
+    command = [sys.executable, __file__, run.name, str(folder), phase, *numbers]
     out, err = folder / "stdout", folder / "stderr"  # a pipe would stay open in workers that outlive the process
     with out.open("w") as stdout, err.open("w") as stderr:
         one = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True)
@@ -222,23 +287,31 @@ def process(run: type[Run], folder: Path, phase: str, workers: int) -> tuple[lis
     killed = phase == "killed" and one.returncode == -signal.SIGKILL
     if not killed and one.returncode:
         return [], 0.0, (err.read_text().strip().splitlines() or ["killed"])[-1][:200]
-    delivered = [number for line in lines if line.startswith("[") for number in json.loads(line)]
+    delivered = [json.loads(line) for line in lines if line.startswith("[")]
     seconds = next(float(line.split()[1]) for line in lines if line.startswith("first "))
     return delivered, seconds, ""
 
 
-def counted(run: type[Run], folder: Path, count: int, before: list[int], workers: int) -> dict[str, Any]:
+def counted(run: type[Run], folder: Path, count: int, before: list[list[int]], workers: int) -> dict[str, Any]:
     """Go on with the epoch, and count what came twice or never."""
     after, seconds, error = process(run, folder, "resumed", workers)
     if error:
         return {"refused": error}
-    seen = Counter(before + after)
+    seen = Counter(number for batch in before + after for number in batch)
     return {
         "lost": count - len(seen),
         "repeated": sum(seen.values()) - len(seen),
-        "delivered_before": len(before),
+        "delivered_before": sum(map(len, before)),
         "first_batch": seconds,
     }
+
+
+def on_other_ranks(run: type[Run], folder: Path, count: int) -> dict[str, Any]:
+    """Kill two ranks after as many batches, and go on with one rank from the state of rank 0."""
+    second, _, error = process(run, folder, "killed", 2, world=2, rank=1)
+    if not error:
+        first, _, error = process(run, folder, "killed", 2, world=2, rank=0, batches=len(second))
+    return {"refused": error} if error else counted(run, folder, count, first + second, 2)
 
 
 def measure(folder: Path, count: int, runs: int) -> list[dict[str, Any]]:
@@ -259,9 +332,12 @@ def measure(folder: Path, count: int, runs: int) -> list[dict[str, Any]]:
         row = {"name": run.name, "package": run.package, "stateful": run.stateful, **same[0]}
         if "first_batch" in row:
             row["first_batch"] = median(each["first_batch"] for each in same) / median(fresh)
-        if run.stateful and run is not Cuts:
+        if run.stateful:
             row["other_workers"] = counted(run, place, count, before, 1)
             row["other_workers"].pop("first_batch", None)
+        if run.ranks:
+            row["other_ranks"] = on_other_ranks(run, place, count)
+            row["other_ranks"].pop("first_batch", None)
         rows.append(row)
     return rows
 
@@ -269,12 +345,15 @@ def measure(folder: Path, count: int, runs: int) -> list[dict[str, Any]]:
 def main() -> None:
     quiet()
     without_vision()
-    name, where, phase, workers = sys.argv[1:]
+    name, where, phase, *texts = sys.argv[1:]
+    workers, world, rank, last = map(int, texts)
     folder = Path(where)
     [kind] = [run for run in RUNS if run.name == name]
+    if issubclass(kind, Cuts2):
+        sys.path.insert(0, str(wheel_of("lhotse")))  # whose Python needs no installation
     saved, count = folder / "state", int((folder / "count").read_text())
     begin = time.perf_counter()
-    run = kind(folder / "data" if kind is not Cuts else folder, int(workers))
+    run = kind(folder / "data", workers, world, rank)
     if phase == "resumed" and kind.stateful:
         run.load(pickle.loads(saved.read_bytes()))
     batches, delivered = run.batches(), 0
@@ -285,7 +364,7 @@ def main() -> None:
             break
         print(json.dumps(batch), flush=True)
         delivered += len(batch)
-        if phase == "killed" and delivered >= 0.9 * count:
+        if phase == "killed" and (number + 1 == last if last else delivered >= 0.9 * count / world):
             if kind.stateful:
                 saved.write_bytes(pickle.dumps(run.state()))
             os.kill(os.getpid(), signal.SIGKILL)

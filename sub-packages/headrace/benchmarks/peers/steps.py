@@ -1,25 +1,14 @@
 """One optimizer step of samples known only now: each loop's own functions, as the loop calls them, on the same lengths.
 
-The functions are taken from the files of the installed wheels, one by one: importing their packages would take ray,
-tensordict, vllm and CUDA builds, and none of these functions needs any of that.
+The functions are taken from the libraries' wheels, see ``wheels.py``.
 """
 
-import __future__
-
-import ast
-import bisect
-import copy
 import dataclasses
-import heapq
-import math
 import time
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from functools import cache, partial
-from importlib import metadata
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from statistics import mean, median
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +17,7 @@ import numpy as np
 import torch
 from measure import installed
 from numpy.typing import NDArray
+from wheels import definitions
 
 from headrace.size_aware_batching.integrations import (
     get_seqlen_balanced_partitions,
@@ -37,6 +27,7 @@ from headrace.size_aware_batching.steps import plan_step
 
 Lengths = NDArray[np.int64]
 Plan = list[list[list[int]]]  # of each rank, its micro-batches
+Groups = list[list[list[list[int]]]]  # between two barriers, of each rank, its passes, each with its samples
 SAMPLES, RANKS, CAP = 512, 8, 32_768
 
 
@@ -71,45 +62,6 @@ CASES = {
     "proteins": Case(partial(lognormal, typical=290, spread=0.75, longest=2_700), cap=4_096),
     "longest": Case(partial(lognormal, typical=3_000, spread=0.6), cap=None),
     "quadratic": Case(partial(lognormal, typical=3_000, spread=0.8), linear=2_048),
-}
-
-
-@cache
-def definitions(package: str, path: str, *names: str, **more: Any) -> SimpleNamespace:
-    """Run the named functions and classes of an installed file, and nothing else of it."""
-    file = Path(str(metadata.distribution(package).locate_file(path)))
-    tree = ast.parse(file.read_text())
-    tree.body = [part for part in tree.body if getattr(part, "name", None) in names]
-    namespace: dict[str, Any] = {**SURROUNDINGS, **more, "__name__": __name__}
-    exec(compile(tree, str(file), "exec", __future__.annotations.compiler_flag), namespace)
-    return SimpleNamespace(**{name: namespace[name] for name in names})
-
-
-class Configured:
-    """Stands for torchtitan's base of classes that have a ``Config``."""
-
-    class Config:
-        """Nothing."""
-
-
-SURROUNDINGS: dict[str, Any] = {  # what their files import, as far as these functions use it
-    "ABC": ABC,
-    "BatchConfig": None,
-    "Configurable": Configured,
-    "bisect": bisect,
-    "abstractmethod": abstractmethod,
-    "chain": chain,
-    "copy": copy,
-    "dataclass": dataclasses.dataclass,
-    "defaultdict": defaultdict,
-    "dist": torch.distributed,
-    "field": dataclasses.field,
-    "heapq": heapq,
-    "logger": SimpleNamespace(warning=lambda *_: None),
-    "math": math,
-    "np": np,
-    "torch": torch,
-    "tu": SimpleNamespace(index_select_tensor_dict=lambda _, indices: indices),
 }
 
 
@@ -297,6 +249,111 @@ def trl(lengths: Lengths, cap: int, work: Callable[[Any], Any], clock: Clock) ->
     return [[[index for index in rows[rank] if index < SAMPLES] for rows in steps] for rank in range(RANKS)]
 
 
+def transformers(lengths: Lengths, cap: int, work: Callable[[Any], Any], clock: Clock) -> Plan:
+    """Batch rebalance: as many micro-batches as headrace has. It knows no cap, and pads: its cost is its own."""
+    count = plan_step(lengths, cap, num_replicas=RANKS, work=work(lengths)).num_micro_batches
+    kind = definitions(
+        "transformers", "transformers/trainer_pt_utils.py", "BatchRebalanceSampler"
+    ).BatchRebalanceSampler
+    sampler = kind(lengths.tolist(), SAMPLES, RANKS, count)
+    plan: Plan = clock.alone(lambda: sampler._assign(range(SAMPLES), sampler.lengths))
+    return plan
+
+
+def miles(lengths: Lengths, cap: int, work: Callable[[Any], Any], clock: Clock) -> Plan:
+    """Equal counts to ranks by tokens; on each rank a count by first fit, then Karmarkar-Karp, which knows no cap."""
+    path = "miles/utils/seqlen_balancing.py"
+    divide = definitions("miles-rl", path, "karmarkar_karp", "get_seqlen_balanced_partitions")
+    divide = divide.get_seqlen_balanced_partitions
+    first_fit = definitions("miles-rl", "miles/utils/data.py", "get_minimum_num_micro_batch_size")
+    own = clock.alone(lambda: divide(lengths.tolist(), RANKS, equal_size=True))
+    local = [lengths[indices].tolist() for indices in own]
+    count = max(clock.on_ranks(lambda rank: first_fit.get_minimum_num_micro_batch_size(local[rank], cap)))
+    return placed(own, clock.on_ranks(lambda rank: divide(local[rank], count, equal_size=False)))
+
+
+def megatron(lengths: Lengths, cap: int, clock: Clock) -> Groups:
+    """Its scheduler of hybrid context parallelism: samples one by one, in groups between two barriers."""
+    path = "megatron/core/pipeline_parallel/hybrid_cp_schedule.py"
+    group = SimpleNamespace(size=lambda: RANKS)
+    scheduler = definitions("megatron-core", path, "BalancedCPScheduler").BalancedCPScheduler(cap, group)
+    _, groups = clock.alone(lambda: scheduler.get_groups_and_subsamples(list(enumerate(lengths.tolist())), None))
+    return [[[[index] for index in own] for own in ranks] for ranks in groups]
+
+
+def headrace_contexts(lengths: Lengths, cap: int, clock: Clock) -> Groups:
+    plan = clock.alone(
+        lambda: plan_step(lengths, cap, num_replicas=RANKS, contexts=WIDTHS, work=work_of(lengths)).micro_batches
+    )
+    return [[[batch.tolist()] for batch in step] for step in zip(*plan, strict=True)]
+
+
+WIDTHS = (1, 2, 4, 8)
+CONTEXTS: list[tuple[str, str, Callable[[Lengths, int, Clock], Groups]]] = [
+    ("headrace plan_step(contexts=)", "headrace-size-aware-batching", headrace_contexts),
+    ("Megatron BalancedCPScheduler", "megatron-core", megatron),
+]
+CONTEXT_CASES = {
+    "few long": partial(lognormal, typical=3_000, spread=1.2, longest=RANKS * CAP),
+    "many long": partial(lognormal, typical=12_000, spread=1.2, longest=RANKS * CAP),
+}
+
+
+def measure_contexts(seeds: int) -> dict[str, list[dict[str, Any]]]:
+    """Steps with samples that are too long for a rank: rows of means over the seeds, broken caps as sums."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for name, draw in CONTEXT_CASES.items():
+        rows[name] = []
+        for title, package, method in CONTEXTS:
+            if not installed(package):
+                continue
+            runs = []
+            for seed in range(-1, seeds):  # the first one is for warmth
+                clock, lengths = Clock(), draw(np.random.default_rng(max(seed, 0)))
+                groups = method(lengths, CAP, clock)
+                if seed >= 0:
+                    runs.append({**context_figures(groups, lengths), "seconds": clock.seconds})
+            rows[name].append(
+                {
+                    "name": title,
+                    "package": package,
+                    "broken": sum(run["broken"] for run in runs),
+                    **{key: mean(run[key] for run in runs) for key in ("lockstep", "barriers", "passes")},
+                    "time": median(run["seconds"] for run in runs),
+                }
+            )
+            print(f"  steps, contexts: {name}, {title}", flush=True)
+        reference = rows[name][0]["time"]
+        rows[name] = [{**row, "time": row["time"] / reference} for row in rows[name]]
+    return rows
+
+
+def context_figures(groups: Groups, lengths: Lengths) -> dict[str, float]:
+    """What a step of samples on several ranks is worth; a sample's tokens and work are divided among its ranks."""
+    broken, waited, total = 0, 0.0, 0.0  # waited: the busiest rank's work, over the groups
+    seen: set[int] = set()
+    loads = work_of(lengths)
+    for ranks in groups:
+        width = Counter(index for own in ranks for batch in own for index in batch)
+        if seen & width.keys():
+            raise ValueError("a sample came in two groups")
+        seen |= width.keys()
+        shares = [[sum(loads[index] / width[index] for index in batch) for batch in own] for own in ranks]
+        tokens = [sum(lengths[index] / width[index] for index in batch) for own in ranks for batch in own]
+        broken += sum(count > CAP for count in tokens)
+        waited += max(map(sum, shares))
+        total += sum(map(sum, shares))
+    if len(seen) < len(lengths):
+        raise ValueError("a sample was lost")
+    passes = [sum(len(ranks[rank]) for ranks in groups) for rank in range(RANKS)]
+    return {
+        "broken": float(broken),
+        "lockstep": float(waited / (total / RANKS)),
+        "barriers": len(groups),
+        "passes": max(passes),
+    }
+
+
 TRL = "trl/experimental/async_grpo"
 OURS = "headrace-size-aware-batching"
 METHODS: list[tuple[str, str, Method]] = [
@@ -311,6 +368,8 @@ METHODS: list[tuple[str, str, Method]] = [
     ("SkyRL, fine-tuning", "skyrl", skyrl_tuning),
     ("torchtitan", "torchtitan", torchtitan),
     ("TRL TokenBudgetBatcher", "trl", trl),
+    ("miles", "miles-rl", miles),
+    ("transformers batch_rebalance", "transformers", transformers),
     ("Karmarkar-Karp over all micro-batches", "verl", karmarkar_karp),
 ]
 REFERENCE = METHODS[-1][0]  # of times
