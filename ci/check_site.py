@@ -22,6 +22,7 @@ FINDS = {
     "slurm array": "how-to/writing",
     "audio": "how-to/audio",
     "homogeneous batches": "how-to/kinds",
+    "dpo pairs": "how-to/kinds",
     "get_eval_dataloader": "how-to/evaluation",
     "group_by_length": "how-to/loops",
     "loss spike": "how-to/spikes",

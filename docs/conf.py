@@ -57,7 +57,7 @@ MEMBERS = 4  # more have a table
 MANY = 10  # arguments: more are listed by subject
 _SUBJECTS = {
     "Data": "dataset datasets shards source sources sizes sizeof decode transform collate_fn keys allowed_classes "
-    "verify max_bytes on_error suffix_keys_wds dirs_tars_wds prefix_tars_wds columns",
+    "verify max_bytes on_error suffix_keys_wds dirs_tars_wds prefix_tars_wds samples directory columns",
     "Budget and batches": "max_total_size tokens_per_step accumulate budget strategy cost max_items batch_size "
     "batch_sampler global_batch_size batch_size_multiple length_multiple shapes work drop_last "
     "by label_per extra_per_sample",

@@ -33,6 +33,8 @@ MANY = skewed(3001, 50, 11)  # "packed" and "stratified" differ from some 500 ba
 TWO = np.stack([UNEVEN, integers(83, 1, 30, 8)], axis=1)
 THREE = np.stack([integers(61, 1, 20, 9), integers(61, 1, 20, 10), np.full(61, 5)], axis=1)
 WORK = UNEVEN.astype(float) ** 2
+PAIRS = np.arange(83) // 2
+GROUPS = integers(83, 0, 25, 13)
 LABELS = np.array(["text", "code", "speech"])[np.minimum(integers(3001, 0, 11, 12) // 5, 2)]
 
 
@@ -151,6 +153,15 @@ VARIANTS: dict[str, tuple[tuple[str, ...], Any, float, dict[str, Any]]] = {
         0.7,
         {"by": LABELS[:83], "label_per": "step", "sampler": Sliced, "window": 60},
     ),
+    "pairs": (("stratified", "padded", "sequential", "function"), UNEVEN, 1, {"group_by": PAIRS}),
+    "groups": (("packed", "padded"), UNEVEN, 5, {"group_by": GROUPS}),
+    "groups skip": (("stratified", "padded"), LONG, 1, {"group_by": GROUPS[:61], "oversize": "skip"}),
+    "groups own batch": (("bucketed",), LONG, 1, {"group_by": GROUPS[:61], "oversize": "own_batch"}),
+    "groups of few items": (("stratified", "padded"), UNEVEN, 5, {"group_by": GROUPS, "max_items": 9}),
+    "groups of labels": (("stratified",), UNEVEN, 1, {"group_by": PAIRS, "by": PAIRS % 3}),
+    "groups work": (("stratified", "padded"), UNEVEN, 5, {"group_by": GROUPS, "work": WORK}),
+    "groups curriculum": (("stratified", "padded"), UNEVEN, 1, {"group_by": PAIRS, "curriculum": 9}),
+    "groups of two columns": (("stratified",), TWO, 1, {"group_by": PAIRS, "max_total_size": (110, 140)}),
     "many labels": (("stratified",), MANY, 0.6, {"by": LABELS}),
     "many of one label a step": (("padded",), MANY, 0.6, {"by": LABELS, "label_per": "step"}),
     "few": (("stratified", "padded", "sequential"), UNEVEN[:5], 1, {}),

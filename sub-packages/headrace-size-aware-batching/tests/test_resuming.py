@@ -19,6 +19,7 @@ from headrace.size_aware_batching.testing import check_resumes
 
 SIZES = np.random.default_rng(0).integers(1, 100, 203)
 PADDED = {"strategy": "bucketed", "cost": "padded"}
+PAIRS = np.arange(203) // 2
 LABELS = np.random.default_rng(1).choice(["text", "code", "speech"], 203, p=[0.7, 0.27, 0.03])
 
 
@@ -55,6 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
     "labels": {"by": LABELS, "num_replicas": 3, "rank": 2},
     "one label a step": {"by": LABELS, "label_per": "step", "num_replicas": 3, "rank": 2},
     "one label a step of slices": {"by": LABELS, "label_per": "step", "sampler": Order, "num_replicas": 2, "rank": 1},
+    "groups": {"group_by": PAIRS, "num_replicas": 3, "rank": 2},
+    "padded groups": PADDED | {"group_by": PAIRS**2 // 100, "max_total_size": 2500, "num_replicas": 3, "rank": 2},
     "a curriculum": PADDED | {"curriculum": 40, "num_replicas": 2, "rank": 1},
     "a curriculum of mixed sizes": {"curriculum": 40, "num_replicas": 2, "rank": 1},
     "a curriculum of optimizer steps": {"curriculum": 9, "tokens_per_step": 2000, "num_replicas": 2, "rank": 1},
@@ -138,6 +141,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], Any]]] = {  # by the argument: oth
     "work": [({}, SIZES**2)],
     "by": [({}, LABELS), ({"by": LABELS}, None), ({"by": LABELS}, LABELS[::-1])],
     "label_per": [({"by": LABELS}, "step")],
+    "group_by": [({}, PAIRS), ({"group_by": PAIRS}, None), ({"group_by": PAIRS}, np.arange(1, 204) // 2)],
     "tokens_per_step": [
         ({}, 2000),
         ({"tokens_per_step": 2000}, None),

@@ -124,6 +124,11 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
             batches of one label in every step. Then steps begin anew where the label changes, every ``balanced_ranks``
             batches or so: another number of ranks that does not divide it has steps that are less full. ``tail`` is the
             policy for the last batches of each label; not ``"drop"``.
+        group_by: Group of each sample, shape ``[n]``, ints or strings in the forms of ``by``: the samples of a group
+            come in one batch, such as the two of a pair, the answers to one prompt or the pieces of a document. A group
+            is planned as one sample of their summed size, or, where batches are padded, of their number times the
+            largest; it is never split, and one over the budget follows ``oversize``. Positions count groups. Not with
+            ``sampler``, ``shapes``, ``batch_size_multiple`` and ``oversize="split"``.
         plan_cache: Directory for the sorted order of the samples, so that the ranks of a node and later runs read it
             instead of sorting. The batches are the same with and without it. For whole sizes below 2**20 of shape
             ``[n]``, and strategies that sort; best with ``sizes`` from ``numpy.load(..., mmap_mode="r")``, or the name
@@ -175,10 +180,11 @@ class DistributedSizeAwareBatchSampler(PlannedSampler):
         work: Any = None,
         by: Any = None,
         label_per: LabelPer = "batch",
+        group_by: Any = None,
         plan_cache: str | os.PathLike[str] | None = None,
     ) -> None:
         options = SamplerOptions.from_arguments(locals())
-        super().__init__(options, sizes, work, by, sampler, seed, plan_cache, num_replicas, rank, mesh)
+        super().__init__(options, sizes, work, by, group_by, sampler, seed, plan_cache, num_replicas, rank, mesh)
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...] | None:

@@ -113,7 +113,7 @@ class OptimizerStepBatchSampler(PlannedSampler):
         one_of("tail", tail, ("split", "drop"))
         tokens_per_step = TokenSchedule.from_argument(tokens_per_step).value
         options = SamplerOptions.from_arguments(locals())
-        super().__init__(options, sizes, work, None, sampler, seed, None, num_replicas, rank, mesh)
+        super().__init__(options, sizes, work, None, None, sampler, seed, None, num_replicas, rank, mesh)
         self._steps_asked = accumulate is not None  # whether a loop may know which batches belong to a step
 
     @property

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.display import counted, never_raises
 from headrace.size_aware_batching._shared.epoch_plan import PlannedBatch
 from headrace.size_aware_batching._shared.ranks import Mesh
@@ -35,6 +36,7 @@ class PlannedSampler(SizeAwareSampler):
         sizes: Size of each sample.
         work: Work of each sample; None where it follows from the sizes.
         by: Label of each sample; None for no labels.
+        group_by: Group of each sample; None for no groups.
         sampler: Order of the samples; None for one of our own.
         seed: Key of all randomness.
         plan_cache: Directory for the sorted order of the samples.
@@ -49,6 +51,7 @@ class PlannedSampler(SizeAwareSampler):
         sizes: Any,
         work: Any,
         by: Any,
+        group_by: Any,
         sampler: Iterable[int] | None,
         seed: int,
         plan_cache: str | os.PathLike[str] | None,
@@ -67,7 +70,11 @@ class PlannedSampler(SizeAwareSampler):
             warn("plan_cache has no effect with strategy='sequential', which sorts nothing: leave it out")
         if cache is not None and by is not None:
             warn("plan_cache has no effect with by, which sorts the samples of each label by themselves: leave it out")
-        samples = Samples.read(sizes, options, work, by, cache)
+        if group_by is not None and sampler is not None:
+            raise ValueError(
+                "group_by and sampler were both given, but the sampler names samples one by one: leave out one"
+            )
+        samples = Samples.read(sizes, options, work, by, group_by, cache)
         user_sampler = NoUserSampler() if sampler is None else UserSampler(sampler, len(samples))
         super().__init__(
             SizeAwarePlanner.from_samples(type(self).__name__, samples, options, user_sampler, seed),
@@ -151,7 +158,7 @@ class PlannedSampler(SizeAwareSampler):
             if (n_batches := planner.known_count()) is not None:
                 ranks += f" x {counted(n_steps(n_batches, self.num_replicas, self.tail), 'step')}"
         return [
-            counted(planner.prepared.n_samples, "sample"),
+            counted(planner.prepared.n_samples, "sample" if planner.samples.groups is None else "group"),
             *([f"ordered by {type(planner.user_sampler.sampler).__name__}"] if planner.user_sampler.is_given else []),
             budget_in_words(self.max_total_size),
             self.options.strategy,
@@ -161,6 +168,25 @@ class PlannedSampler(SizeAwareSampler):
     def _note(self, batch: PlannedBatch) -> None:
         """Note a batch before it is yielded."""
         self.draws = batch.draws
+
+    def exclude(self, indices: Iterable[int]) -> None:
+        """Exclude samples from now on, in every epoch; call it on every rank at the same step.
+
+        Batches that were already yielded keep them, also those that workers of torch's `DataLoader` have read ahead.
+        States record the excluded samples. With ``group_by`` the other samples of their groups are excluded, too.
+
+        Args:
+            indices: Samples of the dataset, from 0 on.
+
+        Raises:
+            TypeError: If an index is not an int.
+            ValueError: If an index is out of range, or the rest of the epoch cannot be planned anew.
+        """
+        samples = self._planner.samples
+        checked = [checked_int("indices", index, high=len(samples) - 1) for index in indices]
+        if samples.groups is not None:
+            checked = samples.groups.keys(samples.groups.of_samples(np.array(checked, np.int64)))
+        super().exclude(checked)
 
     def batch(self, number: int) -> list[Any]:
         """Return batch ``number`` of the epoch's global list, whatever the rank.
@@ -188,6 +214,8 @@ class PlannedSampler(SizeAwareSampler):
     def _batch_plan(self, planner: SizeAwarePlanner, plan: SizeAwarePlan, epoch: int) -> BatchPlan:
         world, samples, options, pieces = self.num_replicas, planner.samples, planner.options, planner.samples.pieces
         indices, offsets = plan.batches(world).joined(len(planner.prepared.sizes))
+        if samples.groups is not None:
+            indices, offsets = samples.groups.in_samples(indices, offsets)
         budget, shapes = options.max_total_size, planner.all_prepared.shapes
         shares = planner.curriculum_shares(epoch, len(offsets) - 1, self._run.history)
         return BatchPlan(

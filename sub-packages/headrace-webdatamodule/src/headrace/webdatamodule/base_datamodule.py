@@ -84,12 +84,9 @@ class BaseDataModule(lightning.LightningDataModule, Generic[_Split]):
             kept["trainer"] = None
         return kept
 
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        vars(self).update(kept)
-
     def __copy__(self) -> Any:
         other, kept = object.__new__(type(self)), {**self.__getstate__(), "trainer": None}
-        other.__setstate__(
+        vars(other).update(
             {name: value.copy() if type(value) in (dict, list) else value for name, value in kept.items()}
         )
         return other
@@ -97,7 +94,7 @@ class BaseDataModule(lightning.LightningDataModule, Generic[_Split]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         other = memo[id(self)] = object.__new__(type(self))
         kept = {name: value for name, value in self.__getstate__().items() if name != "trainer"}
-        other.__setstate__({**copy.deepcopy(kept, memo), "trainer": memo.get(id(self.trainer))})
+        vars(other).update({**copy.deepcopy(kept, memo), "trainer": memo.get(id(self.trainer))})
         return other
 
     def setup(self, stage: str) -> None:

@@ -35,24 +35,19 @@ class StreamSplit:
     """A split that is read as a stream."""
 
     options = None  # the state of its loader has them
+    dataset: StreamDataset  # once it is open
 
     def __init__(self, stream: StreamOptions) -> None:
         self.stream = stream
-        self._dataset: StreamDataset | None = None
 
     def open(self) -> None:
         """Open the shards, as they are now."""
-        self._dataset = open_stream(self.stream)
-
-    @property
-    def dataset(self) -> StreamDataset:
-        """The samples, in the order of the shards."""
-        if self._dataset is None:
-            self._dataset = open_stream(self.stream)
-        return self._dataset
+        self.dataset = open_stream(self.stream)
 
     def loader(self, ranks: Ranks) -> StreamLoader:
         """Make a loader for these ranks."""
+        if not hasattr(self, "dataset"):
+            self.open()
         return open_loader(self.dataset, ranks.current, ranks.mesh)
 
     def in_words(self) -> str:

@@ -16,7 +16,7 @@ from headrace.webdatamodule.loading.batching import Batching
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
 from headrace.webdatamodule.loading.options import Collate, Loading, OnError, SeedPer
 from headrace.webdatamodule.loading.sizes import SizeOf, Sizes, sizes_of_shards
-from headrace.webdatamodule.planned_datamodule import PlannedDataModule, PlannedSplit
+from headrace.webdatamodule.planned_datamodule import PlannedDataModule
 from headrace.webdatamodule.shards import IndexedShards, decode_member
 from headrace.webdatamodule.shards.decoding.limits import MAX_BYTES
 from headrace.webdatamodule.shards.decoding.sample_decoder import Decode
@@ -166,30 +166,14 @@ class IndexedWebDataModule(PlannedDataModule):
         )
         decoders = PerSplit("decode", decode, decode_member, mappings=True, cure=_DECODERS)
         transforms, members = PerSplit("transform", transform), PerSplit("keys", keys)
-        where = "[{}]" if any(argument.mapped for argument in (decoders, transforms, members)) else ""
+        limit = MAX_BYTES if max_bytes is None else max_bytes
         reading = {
-            split: Reading(
-                members[split],
-                decoders[split],
-                transforms[split],
-                verify,
-                allowed_classes,
-                MAX_BYTES if max_bytes is None else max_bytes,
-                where.format(repr(split.name)),
-            )
+            split: Reading(members[split], decoders[split], transforms[split], verify, allowed_classes, limit)
             for split in splits
         }
-        data = {
-            split: ShardsOfSplit(
-                split,
-                named_sources(f"shards[{split.name!r}]", places[split], split.name),
-                reading[split],
-                loading[split],
-            )
-            for split in splits
-        }
-        planned = {split: PlannedSplit(data[split], batching[split], loading[split]) for split in splits}
-        super().__init__("shards", planned, ranks=ranks, log_stats=log_stats, accept=accept)
+        sources = {split: named_sources(f"shards[{split.name!r}]", places[split], split.name) for split in splits}
+        data = {split: ShardsOfSplit(split, sources[split], reading[split], loading[split]) for split in splits}
+        super().__init__("shards", data, batching, loading, ranks=ranks, log_stats=log_stats, accept=accept)
         self._shared = not places.mapped
 
     def prepare_data(self) -> None:

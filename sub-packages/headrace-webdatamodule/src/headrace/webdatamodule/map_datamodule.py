@@ -15,7 +15,7 @@ from headrace.webdatamodule.loading.batching import Batching
 from headrace.webdatamodule.loading.factories import BatchSamplerFactory, SamplerFactory
 from headrace.webdatamodule.loading.options import Collate, Loading, OnError, SeedPer
 from headrace.webdatamodule.loading.sizes import Sizes, evaluated_sizes, sizes_of_dataset
-from headrace.webdatamodule.planned_datamodule import PlannedDataModule, PlannedSplit
+from headrace.webdatamodule.planned_datamodule import PlannedDataModule
 from headrace.webdatamodule.shards.urls import redacted
 from headrace.webdatamodule.split_names import BySplit, ForSplits, PerSplit, Split, by_split
 
@@ -153,11 +153,8 @@ class MapDataModule(PlannedDataModule):
             timeout=timeout,
             multiprocessing_context=multiprocessing_context,
         )
-        splits = {
-            split: PlannedSplit(GivenDataset(split, dataset), batching[split], loading[split])
-            for split, dataset in checked.items()
-        }
-        super().__init__("datasets", splits, ranks=ranks, log_stats=log_stats, accept=accept)
+        data = {split: GivenDataset(split, dataset) for split, dataset in checked.items()}
+        super().__init__("datasets", data, batching, loading, ranks=ranks, log_stats=log_stats, accept=accept)
 
 
 @dataclass(frozen=True)
@@ -190,8 +187,13 @@ def _checked_datasets(datasets: Any) -> dict[Split, Any]:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             kind = type(dataset).__name__
             raise TypeError(f"datasets[{split.name!r}] must have len() and integer indices, got {kind}")
-        if isinstance(dataset, Mapping):
-            _refuse_names(f"datasets[{split.name!r}]", dataset)
+        if isinstance(dataset, Mapping) and dataset and not {0, len(dataset) - 1} <= dataset.keys():
+            keys = ", ".join(map(reprlib.repr, islice(dataset, 5))) + (", ..." if len(dataset) > 5 else "")
+            raise TypeError(
+                f"datasets[{split.name!r}] is a mapping with the keys {keys}, and samples are found by 0 to n - 1: "
+                "give columns as a TensorDataset(x, y) or datasets.Dataset.from_dict(columns), and several sources as "
+                "a ConcatDataset, or NamedConcatDataset of headrace-weighted-sampler"
+            )
     if Split.train in given and not len(given[Split.train]):
         raise ValueError("datasets['train'] is empty: training needs samples; leave the split out to evaluate alone")
     return given
@@ -208,18 +210,3 @@ def _refuse_tables(name: str, dataset: Any) -> None:
         if all(hasattr(dataset, method) for method in methods):
             cure = f"give its rows, {rows}, or datasets.Dataset.from_parquet(path) of a file"
             raise TypeError(f"{name} is a table that is indexed by columns, a {kind}: {cure}")
-
-
-def _refuse_names(name: str, dataset: Mapping[Any, Any]) -> None:
-    """Refuse a mapping that does not have the indices of samples as its keys."""
-    try:
-        for index in {0, len(dataset) - 1} if len(dataset) else ():
-            dataset[index]
-    except KeyError:
-        keys = ", ".join(reprlib.repr(key) for key in islice(dataset, 5))
-        more = ", ..." if len(dataset) > 5 else ""
-        raise TypeError(
-            f"{name} is a mapping with the keys {keys}{more}, and samples are found by 0 to n - 1: give columns as a "
-            "TensorDataset(x, y) or datasets.Dataset.from_dict(columns), and several sources as a ConcatDataset, or "
-            "NamedConcatDataset of headrace-weighted-sampler"
-        ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Protocol
 
 import lightning
@@ -48,8 +48,8 @@ class PlannedSplit:
     def __init__(self, data: SplitData, batching: Batching, loading: Loading) -> None:
         self._data, self.batching, self.loading = data, batching, loading
         self.options: dict[str, str] = {}  # of the latest loader, in words
-        self._dataset: Any = None
-        self._fingerprint: str | None = None
+        self.dataset: Any = None  # until it is opened
+        self.fingerprint: str | None = None
         self._evaluated_sizes: Sizes | None = None
         self._agreed_sizes: Sizes | None = None  # the same, where one rank evaluated them for all
 
@@ -61,29 +61,16 @@ class PlannedSplit:
 
     def in_words(self) -> str:
         """The number of samples, where it is known."""
-        return self._data.in_words() if self._dataset is None else counted(len(self._dataset), "sample")
+        return self._data.in_words() if self.dataset is None else counted(len(self.dataset), "sample")
 
     def open(self) -> None:
         """Open the data for a stage: they may have been replaced since a former one."""
-        before, self._fingerprint, self._dataset = self._fingerprint, None, None
+        self.dataset = self._data.open()
+        before, self.fingerprint = self.fingerprint, dataset_fingerprint(self.dataset)
         if before not in (None, self.fingerprint):
             self._evaluated_sizes = self._agreed_sizes = None
         if is_distributed():
             self._sizes()  # as long as all ranks are here; a loader may be made by one of them
-
-    @property
-    def dataset(self) -> Any:
-        """The samples."""
-        if self._dataset is None:
-            self._dataset = self._data.open()
-        return self._dataset
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the samples."""
-        if self._fingerprint is None:
-            self._fingerprint = dataset_fingerprint(self.dataset)
-        return self._fingerprint
 
     def evaluate_sizes(self) -> Sizes:
         """Return the size of each sample, evaluated once by this process."""
@@ -103,6 +90,8 @@ class PlannedSplit:
 
     def loader(self, ranks: Ranks) -> ResumableLoader:
         """Make a loader for these ranks, or for those that its batch sampler names."""
+        if self.dataset is None:
+            self.open()
         sizes, batching = self._sizes(), self.batching
         ranks = batching.factory_ranks() or ranks
         self.options = batching.options() if batching.split is Split.train else {}
@@ -146,54 +135,35 @@ class PlannedDataModule(BaseDataModule[PlannedSplit]):
     def __init__(
         self,
         argument: str,
-        splits: Mapping[Split, PlannedSplit],
+        data: Mapping[Split, SplitData],
+        batching: Mapping[Split, Batching],
+        loading: Mapping[Split, Loading],
         *,
         ranks: Ranks,
         log_stats: bool,
         accept: Collection[str],
     ) -> None:
-        super().__init__(splits, {argument: [split for split in Split if split in splits]}, ranks)
+        splits = {split: PlannedSplit(data[split], batching[split], loading[split]) for split in Split if split in data}
+        super().__init__(splits, {argument: list(splits)}, ranks)
         self._accept = {accept} if isinstance(accept, str) else set(accept)
         self._log_stats = log_stats
         self._reports = Reports()
         self._predicted: list[Sequence[int]] = []
         self._resized = False  # batch_size was set
-        self._hide_val()
+        if Split.val not in self._splits:
+            self.val_dataloader = _MissingLoader(self)  # type: ignore[method-assign]
 
     def _options_in_words(self) -> str:
-        batching = {split: own.batching for split, own in self._splits.items()}
-        values: dict[str, dict[Split, Any]] = {
-            name: {split: value for split in batching if (value := getattr(batching[split], name)) is not None}
-            for name in ("batch_size", "batch_sampler")
-        }
-        values["num_workers"] = {split: own.loading.num_workers for split, own in self._splits.items()}
-        values["seed"] = {split: own.batching.seed for split, own in self._splits.items()}
-        return ", ".join(f"{name}={self._in_words(by_split)}" for name, by_split in values.items() if by_split)
-
-    def _in_words(self, values: Mapping[Split, Any]) -> str:
-        """The value of all splits, or that of each: numbers, or names of functions."""
-        words = [_word(value) for value in values.values()]
-        first = next(iter(values.values()))
-        if len(values) == len(self._splits) and all(value == first for value in values.values()):
-            return words[0]
-        return "{" + ", ".join(f"{split.name}: {word}" for split, word in zip(values, words, strict=True)) + "}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "val_dataloader"}
-
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        super().__setstate__(kept)
-        self._hide_val()
-
-    def _hide_val(self) -> None:
-        """Without a val split a trainer has to find no method of ours: it would warn models that do not validate."""
-        if Split.val not in self._splits:
-
-            @wraps(lightning.LightningDataModule.val_dataloader)
-            def missing() -> ResumableLoader:
-                return self._loader(Split.val)  # type: ignore[no-any-return]  # which raises
-
-            self.val_dataloader = missing  # type: ignore[method-assign]
+        options = {split: {**vars(own.batching), **vars(own.loading)} for split, own in self._splits.items()}
+        words = []
+        for name in ("batch_size", "batch_sampler", "num_workers", "seed"):
+            values = {split: its[name] for split, its in options.items() if its[name] is not None}
+            shown = ", ".join(f"{split.name}: {_word(value)}" for split, value in values.items())
+            if len(values) == len(options) and all(value == next(iter(values.values())) for value in values.values()):
+                words.append(f"{name}={_word(next(iter(values.values())))}")
+            elif values:
+                words.append(f"{name}={{{shown}}}")
+        return ", ".join(words)
 
     @property
     def batch_size(self) -> int | None:
@@ -285,6 +255,18 @@ class PlannedDataModule(BaseDataModule[PlannedSplit]):
             return  # the batch-size finder goes back to where it began, and nothing had been read
         accept = self._accept | ({"batch_size"} if self._same_trainer and self._resized else set())
         self._splits[Split.train].resume(loader, state, accept)
+
+
+class _MissingLoader:
+    """In place of `val_dataloader` without a val split: for a method, a trainer warns models that do not validate."""
+
+    __wrapped__ = lightning.LightningDataModule.val_dataloader  # where Lightning looks
+
+    def __init__(self, module: PlannedDataModule) -> None:
+        self._module = module
+
+    def __call__(self) -> Any:
+        return self._module._loader(Split.val)  # which raises
 
 
 def _word(value: Any) -> str:

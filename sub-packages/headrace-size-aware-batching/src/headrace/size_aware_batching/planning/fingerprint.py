@@ -10,7 +10,7 @@ from headrace.size_aware_batching._shared.digest import array_digest, text_diges
 
 WHOLE, PART = 32, 4  # hex digits
 # The last parts, which a fingerprint has where one of them is given.
-OPTIONAL = ("extra_per_sample", "by", "label_per")
+OPTIONAL = ("extra_per_sample", "by", "label_per", "group_by")
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:

@@ -41,17 +41,7 @@ class Labels:
         >>> labels.names, labels.numbers.tolist()
         (('text', 'code'), [0, 1, 0])
         """
-        column = _column(by, n_samples, "by")
-        column = column.detach().cpu().numpy() if isinstance(column, torch.Tensor) else column
-        if isinstance(column, np.ndarray) and column.dtype.kind in "iuU" and column.shape == (n_samples,):
-            distinct, firsts, places = distinct_values(column)
-            order = np.argsort(firsts)
-            numbers = np.argsort(order)[places]
-            names = tuple(distinct[order].tolist())
-        else:
-            listed = names_of_samples(column, n_samples, "by")
-            known = {name: number for number, name in enumerate(dict.fromkeys(listed))}
-            numbers, names = np.array([known[name] for name in listed], np.int64), tuple(known)
+        names, numbers = numbers_of_names(by, n_samples, "by")
         # Few distinct ones are sorted faster as numbers of 16 bits.
         return cls(names, numbers.astype(np.uint16 if len(names) <= 2**16 else np.int32), per_step)
 
@@ -59,6 +49,23 @@ class Labels:
         """Return the labels of the first n samples."""
         numbers = self.numbers[:n]
         return replace(self, names=self.names[: int(numbers.max(initial=0)) + 1] if n else (), numbers=numbers)
+
+
+def numbers_of_names(values: Any, n_samples: int, argument: str) -> tuple[tuple[Name, ...], NDArray[np.int64]]:
+    """Return the distinct names that users give samples, in the order of their first samples, and the place of each's.
+
+    >>> numbers_of_names(["b", "a", "b"], 3, "by")[0]
+    ('b', 'a')
+    """
+    column = _column(values, n_samples, argument)
+    column = column.detach().cpu().numpy() if isinstance(column, torch.Tensor) else column
+    if isinstance(column, np.ndarray) and column.dtype.kind in "iuU" and column.shape == (n_samples,):
+        distinct, firsts, places = distinct_values(column)
+        order = np.argsort(firsts)
+        return tuple(distinct[order].tolist()), np.argsort(order)[places]
+    listed = names_of_samples(column, n_samples, argument)
+    known = {name: number for number, name in enumerate(dict.fromkeys(listed))}
+    return tuple(known), np.array([known[name] for name in listed], np.int64)
 
 
 def distinct_values(column: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:

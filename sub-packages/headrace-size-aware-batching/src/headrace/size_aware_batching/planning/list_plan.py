@@ -22,6 +22,7 @@ from headrace.size_aware_batching.planning.distribution import (
     last_known,
     n_steps,
 )
+from headrace.size_aware_batching.planning.groups import Groups
 from headrace.size_aware_batching.planning.last_step import Balance, Batches, balance_evenly
 from headrace.size_aware_batching.planning.options import Tail
 from headrace.size_aware_batching.planning.pieces import Pieces
@@ -40,7 +41,7 @@ class ListPlan:
         batch_list: The batches.
         first_world: Number of ranks with which the run began.
         sized: The sizes that the list was made from; the last steps are balanced by them.
-        pieces: The pieces of long samples.
+        units: What is planned in place of samples: pieces of long ones, or groups; None for samples.
         tail: Policy for the last batches.
         keeps_order: Whether the last steps leave their samples in order.
         balanced_ranks: Number of ranks for which steps are balanced.
@@ -55,7 +56,7 @@ class ListPlan:
     batch_list: BatchList
     first_world: int
     sized: PreparedSizes
-    pieces: Pieces | None
+    units: Pieces | Groups | None
     tail: Tail
     keeps_order: bool
     balanced_ranks: int
@@ -157,15 +158,15 @@ class ListPlan:
 
     def keys(self, samples: NDArray[Any]) -> list[Any]:
         """Return what batches hold: ints, or pieces of long samples."""
-        if self.pieces is not None:
-            return self.pieces.keys(samples)
+        if self.units is not None:
+            return self.units.keys(samples)
         keys: list[int] = samples.tolist()
         return keys
 
     def delivered(self, start: int, stop: int) -> NDArray[Any]:
         """Return the samples of the dataset between two positions."""
         samples = self.batch_list.samples(stop - self.start)[start - self.start :]
-        return samples if self.pieces is None else self.pieces.samples[samples]
+        return samples if self.units is None else self.units.samples_of(samples)
 
     def retired_at(self, position: int, n: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return the samples of the list before a position, and which of n samples came before it in the epoch."""

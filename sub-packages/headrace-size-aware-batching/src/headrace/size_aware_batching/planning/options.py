@@ -189,7 +189,7 @@ class SamplerOptions(Options):
 
     ``max_length`` is as it was given; its columns are known with the sizes. With ``tokens_per_step`` they are those of
     optimizer steps, in which the samples come in the order of the list. ``label_per`` is None where samples have no
-    labels.
+    labels; ``has_groups`` says whether some samples stay together.
     """
 
     max_total_size: Any = None
@@ -199,12 +199,15 @@ class SamplerOptions(Options):
     tokens_per_step: Any = None
     accumulate: int | None = None
     label_per: LabelPer | None = None
+    has_groups: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("tail", self.tail, TAILS)
         if self.label_per is not None:
             self._refuse_labels()
+        if self.has_groups:
+            self._refuse_groups()
         object.__setattr__(self, "accumulate", whole_number("accumulate", self.accumulate))
         if self.tokens_per_step is not None:
             object.__setattr__(self, "tokens_per_step", TokenSchedule.from_argument(self.tokens_per_step).value)
@@ -220,6 +223,7 @@ class SamplerOptions(Options):
             options["label_per"] = label_per
         elif label_per != "batch":
             raise ValueError(f"label_per={label_per!r} goes with by=, the label of each sample, got by=None: give both")
+        options["has_groups"] = arguments.get("group_by") is not None
         options["strategy"], options["cost"] = implied(options.get("strategy"), options["cost"])
         return cls(**options)
 
@@ -248,6 +252,18 @@ class SamplerOptions(Options):
                 "label_per='step' goes with tail='split' and 'pad', got 'drop': it would drop the last batches of each "
                 "label, and small labels as a whole"
             )
+
+    def _refuse_groups(self) -> None:
+        for name, value, allowed in (
+            ("oversize", self.oversize, OVERSIZE[:3]),
+            ("shapes", self.shapes, (None,)),
+            ("batch_size_multiple", self.batch_size_multiple, (1,)),
+        ):
+            if value not in allowed:
+                raise ValueError(
+                    f"group_by goes with {name}={' or '.join(map(repr, allowed))}, got {shown(value)}: a group is "
+                    "never split, and has any number of samples"
+                )
 
     def recorded(self, max_length: Any) -> dict[str, Any]:
         """Return the arguments that may change, in JSON; a function is recorded as such."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,24 @@ class Pieces:
     lengths: NDArray[Any]
     sizes: NDArray[Any]
     ends: NDArray[np.int64]
+
+    OTHERS: ClassVar[str] = (
+        "oversize='split' allows what changes the pieces (max_total_size, max_length, extra_per_sample, cost) at the "
+        "beginning of an epoch only: give max_length, the longest piece, so that another budget leaves the pieces as "
+        "they are"
+    )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def continues(self, before: Any) -> bool:
+        """Return whether these are other pieces, as of fewer samples, and more."""
+        return isinstance(before, Pieces) and np.array_equal(before.starts, self.starts[: len(before)])
+
+    def samples_of(self, pieces: NDArray[Any]) -> NDArray[Any]:
+        """Return the samples of some pieces."""
+        found: NDArray[Any] = self.samples[pieces]
+        return found
 
     @property
     def cut(self) -> NDArray[np.int64]:

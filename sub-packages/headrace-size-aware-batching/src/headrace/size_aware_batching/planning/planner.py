@@ -19,6 +19,7 @@ from headrace.size_aware_batching._shared.run import History
 from headrace.size_aware_batching.planning.batch_list import BatchList
 from headrace.size_aware_batching.planning.curriculum import Ramp, competence
 from headrace.size_aware_batching.planning.fingerprint import fingerprint
+from headrace.size_aware_batching.planning.groups import Groups
 from headrace.size_aware_batching.planning.labelled_lists import LabelledLists
 from headrace.size_aware_batching.planning.list_plan import ListPlan, OneLabelPlan
 from headrace.size_aware_batching.planning.options import (
@@ -96,10 +97,14 @@ class SizeAwarePlanner:
         """Prepare the sizes; refuse those that are too large, and steps of tokens that are too short."""
         to_plan = samples.to_plan
         largest = samples.facts.largest if to_plan is samples.sizes else None
-        prepared = prepare(to_plan, options.max_total_size, options, largest=largest)
+        if samples.groups is None:
+            prepared = prepare(to_plan, options.max_total_size, options, largest=largest)
+        else:
+            prepared = samples.groups.prepared(to_plan, options)
         if len(prepared.sizes) and not prepared.n_samples:
             raise all_are_skipped(len(prepared.sizes), options.max_total_size)
-        prepared = replace(prepared, work=samples.planned_work, labels=samples.planned_labels)
+        work = prepared.work if samples.work is None else samples.planned_work
+        prepared = replace(prepared, work=work, labels=samples.planned_labels)
         made = cls(name, samples, options, prepared, user_sampler, seed, mixed=user_sampler.mixed)
         if made.token_steps is not None:
             made.token_steps.refuse_short_steps()
@@ -212,7 +217,7 @@ class SizeAwarePlanner:
             batches,
             first_world,
             self.prepared,
-            self.samples.pieces,
+            self.samples.units,
             self.options.tail,
             keeps_order=self.options.strategy == "sequential",
             balanced_ranks=self.options.balanced_for(first_world),
@@ -275,7 +280,10 @@ class SizeAwarePlanner:
     @property
     def oversize(self) -> NDArray[np.int64]:
         """Samples that exceed a budget by themselves."""
-        return self.all_prepared.oversize if self.samples.pieces is None else self.samples.pieces.cut
+        samples, over = self.samples, self.all_prepared.oversize
+        if samples.groups is not None:
+            return np.sort(samples.groups.samples_of(over))
+        return over if samples.pieces is None else samples.pieces.cut
 
     @property
     def skipped(self) -> NDArray[np.int64]:
@@ -374,7 +382,7 @@ class SizeAwarePlanner:
             raise ValueError(
                 f"position must be an int from 0 to {before.end}, the samples of the epoch, got {position}"
             )
-        _refuse_other_pieces(before.pieces, self.samples.pieces)
+        _refuse_other_units(before.units, self.samples.units)
         prepared, presorted, order, retired = self.prepared, None, None, None
         if not self.user_sampler.is_given:
             delivered, retired = before.retired_at(position, len(prepared.sizes))
@@ -410,7 +418,7 @@ class SizeAwarePlanner:
         sizes = self.prepared.sizes
         if sizes is not before.sized.sizes or sizes.ndim > 1 or not self.options.sorts:
             return None
-        if self.all_prepared.kept is not None or self.samples.pieces is not None:
+        if self.all_prepared.kept is not None or self.samples.units is not None:
             return None
         excluded = np.array(self.excluded, np.int64)
         n_left = len(sizes) - np.count_nonzero(retired) - np.count_nonzero(~retired[np.unique(excluded)])
@@ -453,6 +461,7 @@ class SizeAwarePlanner:
             "extra_per_sample": self.options.extra_per_sample,
             "by": None if samples.labels is None else samples.labels.numbers,
             "label_per": self.options.label_per,
+            "group_by": None if samples.groups is None else samples.groups.numbers,
         }
 
     @property
@@ -499,13 +508,9 @@ def _settings_key(n: int, options: Mapping[str, Any], excluded: tuple[int, ...],
     return n, json.dumps([options, mixed.mixture, mixed.reweights], sort_keys=True), excluded
 
 
-def _refuse_other_pieces(before: Pieces | None, now: Pieces | None) -> None:
-    """Refuse other pieces than an epoch began with; those of appended samples come after them."""
-    if before is now:
-        return
-    if before is None or now is None or not np.array_equal(before.starts, now.starts[: len(before.starts)]):
-        raise ValueError(
-            "oversize='split' allows what changes the pieces (max_total_size, max_length, extra_per_sample, cost) at "
-            "the beginning of an epoch only: give max_length, the longest piece, so that another budget leaves the "
-            "pieces as they are"
-        )
+def _refuse_other_units(before: Pieces | Groups | None, now: Pieces | Groups | None) -> None:
+    """Refuse other pieces or groups than an epoch began with; those of appended samples come after them."""
+    if now is None and before is not None:
+        raise ValueError(before.OTHERS)
+    if now is not None and before is not now and not now.continues(before):
+        raise ValueError(now.OTHERS)

@@ -43,22 +43,7 @@ class InOrder(SequentialSampler):
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How the batches of a split are made: of `batch_size` samples, or by size with `batch_sampler`.
-
-    Only training is shuffled, and leaves samples out.
-
-    Args:
-        split: The split.
-        batch_size: Samples of a batch on each rank.
-        batch_sampler: Makes a batch sampler of the sizes.
-        sizes: The sizes for `batch_sampler`, or where they come from.
-        sampler: Makes the order of the samples.
-        shuffle: Whether training batches of `batch_size` are shuffled.
-        drop_last: Whether training leaves out samples that do not fill a batch of `batch_size` on every rank.
-        seed: Seed of the order and the batches.
-        ranks: The ranks that the data module was given.
-        sizes_are: What `sizes` may be, for errors.
-    """
+    """How the batches of a split are made: the arguments of data modules, of which only training uses some."""
 
     split: Split
     batch_size: int | None
@@ -68,8 +53,8 @@ class Batching:
     shuffle: bool
     drop_last: bool
     seed: int
-    ranks: Ranks
-    sizes_are: InitVar[str] = ""
+    ranks: Ranks  # that the data module was given
+    sizes_are: InitVar[str] = ""  # what `sizes` may be, for errors
 
     @classmethod
     def by_split(
@@ -166,12 +151,8 @@ class Batching:
 
     def options(self) -> dict[str, str]:
         """Return the options in words, as a state holds them."""
-        described = {name: getattr(self, name) for name in ("batch_size", "batch_sampler", "sizes", "sampler")}
-        plain = {name: getattr(self, name) for name in ("seed", "shuffle", "drop_last")}
-        return {
-            **{name: describe_option(option) for name, option in described.items()},
-            **{name: str(option) for name, option in plain.items()},
-        }
+        names = ("batch_size", "batch_sampler", "sizes", "sampler", "seed", "shuffle", "drop_last")
+        return {name: describe_option(getattr(self, name)) for name in names}
 
     def factory_ranks(self) -> Ranks | None:
         """Return the ranks that `batch_sampler` names; None if it names none."""

@@ -31,18 +31,7 @@ def seed_int(seed: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """How a loader reads its batches; `where` names the split in errors.
-
-    Args:
-        collate_fn: Converts a list of samples to a batch, in the worker; torch's `default_collate` when None.
-        num_workers: Processes that read ahead; they stay from epoch to epoch.
-        prefetch_factor: Batches that each of them reads ahead; 2 when None.
-        pin_memory: Whether batches are copied to memory that a GPU reads directly; when None, if there is one.
-        timeout: Seconds to wait for a batch of the workers before it is an error; 0 for no limit.
-        multiprocessing_context: How workers are started: "fork", "forkserver" or "spawn"; see torch.
-        on_error: "raise" the error of a damaged sample, or "skip" the sample, count it and warn.
-        seed_per: What the random numbers of transforms depend on: the "sample", or the "step", rank and split.
-    """
+    """How a loader reads its batches: arguments of `ResumableLoader`; `where` names the split in errors."""
 
     collate_fn: Collate | None = None
     num_workers: int = 0

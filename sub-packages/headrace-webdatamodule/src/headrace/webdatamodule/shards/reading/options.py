@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.webdatamodule._shared.checks import checked_int
@@ -17,16 +17,7 @@ Verify: TypeAlias = Literal["read", "open", "none"]
 
 @dataclass(frozen=True)
 class Reading:
-    """How samples are read; `where` names the split in errors.
-
-    Args:
-        keys: Members to read; all when None.
-        decode: How members are decoded.
-        transform: Function of a decoded sample.
-        verify: When checksums are verified.
-        allowed_classes: Classes and functions that pickles may use, where the default decoding reads them.
-        max_bytes: Maximum bytes of a member, stored and decoded.
-    """
+    """How samples are read: the arguments of `IndexedShards`."""
 
     keys: Sequence[str] | None = None
     decode: Decode = decode_member
@@ -34,18 +25,15 @@ class Reading:
     verify: Verify = "read"
     allowed_classes: Collection[AllowedClass] = ()
     max_bytes: int = MAX_BYTES
-    where: InitVar[str] = ""
 
-    def __post_init__(self, where: str) -> None:
+    def __post_init__(self) -> None:
         keys, decode, transform = self.keys, self.decode, self.transform
         if keys is not None and (isinstance(keys, str) or not isinstance(keys, Iterable)):
-            raise ValueError(f"keys{where} must be a list of member keys, got {keys!r}: write [{keys!r}]")
+            raise ValueError(f"keys must be a list of member keys, got {keys!r}: write [{keys!r}]")
         if not (decode is None or callable(decode) or isinstance(decode, Mapping)):
-            raise ValueError(
-                f"decode{where} must be a function of key and bytes, a mapping of such or None, got {decode!r}"
-            )
+            raise ValueError(f"decode must be a function of key and bytes, a mapping of such or None, got {decode!r}")
         if transform is not None and not callable(transform):
-            raise TypeError(f"transform{where} must be a function of a sample or None, got {transform!r}")
+            raise TypeError(f"transform must be a function of a sample or None, got {transform!r}")
         if self.verify not in get_args(Verify):
             raise ValueError(f"verify must be one of {', '.join(map(repr, get_args(Verify)))}, got {self.verify!r}")
         AllowedClasses(self.allowed_classes)
