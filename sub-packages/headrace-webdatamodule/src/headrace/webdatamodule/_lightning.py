@@ -32,27 +32,27 @@ class FitLoop(Loop):
         self._module, self.epochs = module, EpochOffset()
         self._logged = 0  # at which number of steps figures were logged last
         self.loader: Any = None  # until the data module has made it
-        self._lender = module.trainer
-        self._lent = self._borrowed = self._lender.reload_dataloaders_every_n_epochs
-        self._borrow(1)  # so that it asks for the length of each epoch
+        self._trainer_of_fit = module.trainer
+        self._reload_before = self._reload_set = self._trainer_of_fit.reload_dataloaders_every_n_epochs
+        self._override_reload(1)  # so that it asks for the length of each epoch
         self._finder = _StateFinder(module)
-        self._lender.callbacks.insert(0, self._finder)
+        self._trainer_of_fit.callbacks.insert(0, self._finder)
 
-    def _borrow(self, value: int) -> None:
+    def _override_reload(self, value: int) -> None:
         """Set the trainer's `reload_dataloaders_every_n_epochs`, unless somebody else has set it since."""
-        if self._lender.reload_dataloaders_every_n_epochs == self._borrowed:
-            self._lender.reload_dataloaders_every_n_epochs = self._borrowed = value
+        if self._trainer_of_fit.reload_dataloaders_every_n_epochs == self._reload_set:
+            self._trainer_of_fit.reload_dataloaders_every_n_epochs = self._reload_set = value
 
-    def give_back(self) -> None:
+    def restore_reload(self) -> None:
         """The fit is over."""
-        self._borrow(self._lent)
-        if self._finder in self._lender.callbacks:
-            self._lender.callbacks.remove(self._finder)
+        self._override_reload(self._reload_before)
+        if self._finder in self._trainer_of_fit.callbacks:
+            self._trainer_of_fit.callbacks.remove(self._finder)
 
     def load_state_dict(self, state: Any) -> None:
         """Resume, when the trainer's loops are not restored yet."""
         self.epochs.load_state_dict(state)
-        self._borrow(-1)  # so that it asks for the loader once they are, also where it has asked before
+        self._override_reload(-1)  # so that it asks for the loader once they are, also where it has asked before
 
     @property
     def trainer(self) -> Any:
@@ -94,7 +94,7 @@ class FitLoop(Loop):
             number = int(trainer.fit_loop.epoch_progress.current.processed)
         else:
             number = epoch
-            self._borrow(1)
+            self._override_reload(1)
         if self.epochs.has_rest(self.loader, number, trainer.limit_train_batches):
             number -= 1
             self._count_one_less()

@@ -120,7 +120,7 @@ class BaseDataModule(lightning.LightningDataModule, Generic[_Split]):
             if self.trainer is not None:
                 self._copied_state = None  # as the loader of the other module would be closed
             if self._fit_loop is not None:  # of a fit that was never torn down
-                self._fit_loop.give_back()
+                self._fit_loop.restore_reload()
             self._fit_loop = None if self.trainer is None else FitLoop(self)
             if left and self.trainer is not None and self.trainer.global_step and self.trainer.ckpt_path is None:
                 self.load_state_dict(left)
@@ -192,7 +192,7 @@ class BaseDataModule(lightning.LightningDataModule, Generic[_Split]):
 
     def _end(self) -> None:
         if self._fit_loop is not None:
-            self._fit_loop.give_back()
+            self._fit_loop.restore_reload()
         self._last_fit_state = self.state_dict()
         self._close(train=not self._in_stage or self._fit_loop is not None)
         self._in_stage, self._resume_state, self._copied_state, self._fit_loop = False, None, None, None
