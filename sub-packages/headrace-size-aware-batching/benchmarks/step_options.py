@@ -1,4 +1,4 @@
-"""What options of `plan_step` are worth, and what they cost: several kinds of work, context-parallel groups.
+"""What options of `plan_step` are worth and cost: kinds of work, context-parallel groups, groups of samples.
 
     python benchmarks/step_options.py             # 4,096 samples on 64 ranks; a minute
     python benchmarks/step_options.py --draws 3
@@ -12,6 +12,8 @@
 
 **Context-parallel groups** of 1, 2, 4 or 8 ranks: work over the mean rank's, waits for other ranks, micro-batches of a
 rank, and time over that of ``meet="micro_batch"``.
+
+**Groups of samples on one rank**: lockstep, micro-batches of a rank and time over those without groups.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from steps import Step, lognormal, timed, verl
+from steps import Step, lognormal, steps, timed, verl
 
 from headrace.size_aware_batching import StepPlan, plan_step
 
@@ -121,6 +123,25 @@ def shared(sizes: Ints, cap: int, meet: Any) -> StepPlan:
     return plan_step(sizes, cap, num_replicas=RANKS, work=work, contexts=(1, 2, 4, 8), meet=meet)
 
 
+def compare_groups(draws: int, runs: int) -> None:
+    print(f"\ngroups on one rank, over no groups\n{'':20} {'lockstep':>9} {'micro-batches':>13} {'time':>6}")
+    for name in ("lognormal", "rollouts", "quadratic"):
+        for together in (4, 8, 16):
+            shares = []
+            for seed in range(draws):
+                step = steps(SAMPLES, seed)[name]
+                free, unit = timed(partial(grouped, step, None), runs)
+                plan, taken = timed(partial(grouped, step, np.arange(SAMPLES) // together), runs)
+                counts = plan.num_micro_batches / free.num_micro_batches
+                shares.append((plan.imbalance / free.imbalance, counts, taken / unit))
+            lockstep, counts, share = map(mean, zip(*shares, strict=True))
+            print(f"{name:12} of {together:2}    {lockstep:9.4f} {counts:13.2f} {share:6.1f}", flush=True)
+
+
+def grouped(step: Step, groups: Ints | None) -> StepPlan:
+    return plan_step(step.sizes, step.cap, num_replicas=RANKS, work=step.work, group_by=groups)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--draws", type=int, default=5, help="steps of each kind")
@@ -128,6 +149,7 @@ def main() -> None:
     options = parser.parse_args()
     compare_kinds(options.draws, options.runs)
     compare_contexts(options.draws, options.runs)
+    compare_groups(options.draws, options.runs)
 
 
 if __name__ == "__main__":

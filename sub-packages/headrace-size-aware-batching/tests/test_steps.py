@@ -393,6 +393,15 @@ def test_small_groups_on_one_rank_cost_little(meet: Any, most: float) -> None:
     assert np.mean(found) <= most
 
 
+def test_large_groups_on_many_ranks_spread_the_longest_samples() -> None:
+    sizes = lengths(4096)
+    work = attention(sizes, 24_576)
+    free = plan_step(sizes, 32768, num_replicas=64, work=work)
+    plan = plan_step(sizes, 32768, num_replicas=64, work=work, group_by=np.arange(4096) // 16)
+    check_laws(plan, sizes, 32768, 64)
+    assert plan.imbalance < 1.07 * free.imbalance
+
+
 def test_groups_are_named_by_ints_and_strings_in_any_form() -> None:
     names = ["b", "a", "a", "c", "b", "c"]
 

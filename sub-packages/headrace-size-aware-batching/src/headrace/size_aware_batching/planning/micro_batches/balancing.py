@@ -10,6 +10,7 @@ from headrace.size_aware_batching.planning.micro_batches.swaps import MicroBatch
 ROUNDS = 24  # of swaps
 IDLE = 8  # of these in a row without progress, at most; fewer where there are few samples
 PARTS_ROUNDS = 64  # the same for several kinds of work
+MEAN_ROUNDS = 40  # towards the means of several kinds
 PARTS_IDLE = 10  # 16: both kinds together a hundredth to a tenth of a percent better, in 1.1 to 1.8 times the time
 WIDE = 32  # pairs of micro-batches whose samples may go by twos in a round; 64: not better, up to twice the time
 GOOD = 2**9  # a gap to the bound of one part in so many ends the search
@@ -83,6 +84,21 @@ def toward(held: MicroBatches, goals: Ints) -> None:
         givers, takers = order[:half], np.roll(order[::-1][:half], turn // 2)
         wide = PAIRS if turn % 2 else 0
         if not held.swap(givers, takers, (over[givers] - over[takers]) // 2, width=WIDTH, pairs=wide) and wide:
+            break
+
+
+def toward_means(held: MicroBatches) -> None:
+    """Swap towards the mean of each kind of work, in place."""
+    half, n_kinds = held.n_batches // 2, held.works.shape[1]
+    means, idle = held.works.sum(axis=0) // held.n_batches, 0
+    for turn in range(MEAN_ROUNDS if half else 0):
+        over = held.works - means
+        order = np.argsort(-over[:, turn // 2 % n_kinds], kind="stable")
+        givers, takers = order[:half], np.roll(order[::-1][:half], turn // (2 * n_kinds))
+        wide = PAIRS if turn % 2 else 0
+        swaps = held.swap(givers, takers, (over[givers] - over[takers]) // 2, width=WIDTH, pairs=wide)
+        idle = 0 if swaps else idle + 1
+        if idle == 2 * n_kinds:
             break
 
 
