@@ -1,5 +1,6 @@
 """`IndexedWebDataModule`: its arguments, loaders, predictions and reports."""
 
+import copy
 import logging
 import pickle
 from collections.abc import Iterator
@@ -69,7 +70,7 @@ def test_another_seed_is_told_once(folders: tuple[Path, Path]) -> None:
 def test_a_val_loader_without_its_split_says_what_is_missing(folders: tuple[Path, Path]) -> None:
     module = IndexedWebDataModule({"train": folders[0], "test": folders[1]}, batch_size=5)
     told = r"val_dataloader\(\) needs 'val', but shards has 'train', 'test': add shards\['val'\]"
-    for one in (module, pickle.loads(pickle.dumps(module))):
+    for one in (module, pickle.loads(pickle.dumps(module)), copy.copy(module), copy.deepcopy(module)):
         with pytest.raises(ValueError, match=told):
             one.val_dataloader()
 
@@ -203,6 +204,10 @@ def test_without_a_trainer(folders: tuple[Path, Path]) -> None:
         ({"timeout": -1}, ValueError, "timeout must be seconds"),
         ({"prefetch_factor": 0}, ValueError, "prefetch_factor must be an int >= 1, got 0"),
         ({"verify": "never"}, ValueError, "verify must be one of"),
+        ({"decode": "json"}, ValueError, "decode must be a function of key and bytes, a mapping"),
+        ({"keys": "txt"}, ValueError, "keys must be a list of member keys"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be an int >= 1, got 0"),
+        ({"allowed_classes": "a.B"}, ValueError, "allowed_classes must be a list of classes"),
         ({"num_replicas": 2, "rank": 2}, ValueError, "rank must be from 0 to 1 with num_replicas=2"),
         ({"num_replicas": 2, "mesh": Mesh()}, ValueError, "so leave out num_replicas"),
     ],

@@ -301,6 +301,20 @@ def test_splits_that_are_missing_are_named() -> None:
         module.val_dataloader()
 
 
+def test_a_batch_size_that_is_set_holds_for_the_splits_that_had_the_same() -> None:
+    def sizes(**options: Any) -> list[int]:
+        module = data(**options)
+        assert module.batch_size == 3
+        module.batch_size = 5
+        module.setup("fit")
+        return [len(next(iter(loader))) for loader in (module.train_dataloader(), module.val_dataloader())]
+
+    assert sizes() == [5, 5]
+    assert sizes(batch_size={"train": 3, "val": 4, "test": 4}) == [5, 4]
+    with pytest.raises(AttributeError, match="no batch_size to set: batch_sampler makes the batches"):
+        data("by size").batch_size = 5
+
+
 def test_a_sampler_of_weights_makes_the_order() -> None:
     def reversed_order(dataset: Any, **options: Any) -> list[int]:
         return list(range(len(dataset)))[::-1]
