@@ -81,7 +81,7 @@ PLANNED = {
     "labels": by_size(by=LABELS),
     "one label a step": by_size(by=LABELS, label_per="step", balanced_ranks=2),
     "one label a step of a mixture": by_size(by=LABELS, label_per="step", sampler=mixture, window=60),
-    "pairs": by_size(group_by=[index // 2 for index in range(len(SIZES))], max_total_size=90),
+    "pairs": by_size(group_by=[index // 2 for index in range(len(SIZES))], max_total_size=70),
     "padded, pad": by_size(strategy="bucketed", cost="padded", max_total_size=90, tail="pad"),
     "in order": by_size(shuffle=False),
     "skip": by_size(max_total_size=34, oversize="skip"),
