@@ -7,6 +7,7 @@
 
 - ``lockstep``, ``totals``: of each kind, over the mean rank's work, for ``meet="micro_batch"`` and ``"step"``;
 - ``varies``: standard deviation over the micro-batches, over their mean;
+- ``least``: what the encoder's ``varies`` is at least in so many micro-batches: large samples alone, the rest even;
 - ``/KK``: time over that of Karmarkar-Karp by the sum of both shares over the ranks and then on each rank, in the
   same run; the row below has its figures.
 
@@ -78,18 +79,30 @@ def planned(case: Kinds, meet: Any) -> StepPlan:
     return plan_step(case.tokens, case.cap, num_replicas=RANKS, work=case.work, meet=meet)
 
 
+def least_variation(work: Ints, n_batches: int) -> float:
+    """Return the least variation over micro-batches: samples above what is left for each of the others are alone."""
+    descending = np.sort(work)[::-1].astype(np.float64)
+    left = work.sum() - np.append(0, np.cumsum(descending))[:n_batches]
+    each = left / np.arange(n_batches, 0, -1)
+    alone = int((descending[:n_batches] <= each).argmax())
+    sums = np.append(descending[:alone], np.full(n_batches - alone, each[alone]))
+    return float(sums.std() / sums.mean())
+
+
 def compare_kinds(draws: int, runs: int) -> None:
     head = f"{'lockstep':>9} {'totals':>7} {'varies':>6}"
     print(f"kinds of work: encoder, then decoder\n{'':33} {head} {head} {'/KK':>6}")
     for name in kinds(0):
         seconds: dict[str, list[float]] = {}
         works: dict[str, list[list[NDArray[Any]]]] = {}
+        least = []
         for seed in range(draws):
             case = kinds(seed)[name]
             for meet in ("micro_batch", "step"):
                 plan, taken = timed(partial(planned, case, meet=meet), runs)
                 works.setdefault(meet, []).append(list(plan.works.values()))
                 seconds.setdefault(meet, []).append(taken)
+            least.append(least_variation(case.work["encoder"], RANKS * plan.num_micro_batches))
             both = np.rint(1e9 * sum(work / work.sum() for work in case.work.values())).astype(np.int64)
             batches, taken = timed(partial(verl, Step(case.tokens, case.cap, both), RANKS), 1)
             seconds.setdefault("Karmarkar-Karp twice", []).append(taken)
@@ -98,6 +111,7 @@ def compare_kinds(draws: int, runs: int) -> None:
             )
         for way, found in works.items():
             shown(name, way, found, median(seconds[way]) / median(seconds["Karmarkar-Karp twice"]))
+        print(f"{name:12} {'least':20} {'':9} {'':7} {mean(least):6.3f}", flush=True)
 
 
 def compare_contexts(draws: int, runs: int) -> None:
