@@ -274,6 +274,7 @@ class BatchReader:
         self._batches: Iterator[Any] = iter(())
         self._shards = dataset.shards
         self._workers = loading.num_workers if dataset.looks_ahead else 0  # that get announcements
+        self._reads_here = loading.num_workers == 0 and not loading.of_torch()["pin_memory"]
         self._torch: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=self._requests,  # type: ignore[arg-type]  # gives what the dataset's __getitems__ takes
@@ -293,9 +294,15 @@ class BatchReader:
             self._shards.share_with_workers()
         if running is not None:  # torch waits for what the workers are reading, with no more patience than this
             running._timeout = self._timeout.timeout
-        self._batches = start_workers(self._torch)
+        self._batches = self._read_here() if self._reads_here else start_workers(self._torch)
         if running is not None:
             running._timeout = self._timeout.seconds
+
+    def _read_here(self) -> Iterator[Delivery]:
+        """The batches without workers; torch's `DataLoader` would take as long for its records as for small batches."""
+        dataset = self._torch.dataset
+        for request in self._requests.next:
+            yield dataset.collate(dataset.__getitems__(request))  # type: ignore[attr-defined]  # it is a BatchDataset
 
     def next(self) -> Delivery | None:
         """The next batch; None at the end."""
