@@ -1,13 +1,17 @@
 """Mixtures that grow in a run of loaders: nothing is lost or repeated, and the past is known."""
 
 from collections import Counter
+from collections.abc import Collection
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
 from growing import FIRST, KINDS, LENGTH, NEW, OLD, SIZES, THEN, drawn, epoch_of, loaders, mixture
+from torch.utils.data import ConcatDataset
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler, OptimizerStepBatchSampler
-from headrace.webdatamodule import DistributedBatchSampler
+from headrace.webdatamodule import DistributedBatchSampler, MapDataModule
 from headrace.weighted_sampler import WeightedDistributedSampler
 
 
@@ -202,3 +206,37 @@ def loader_of(kind: str, count: int, mixture: Any) -> Any:
     if kind == "equal":
         return DistributedBatchSampler(count, 7, sampler=mixture, num_replicas=1, rank=0)
     return DistributedSizeAwareBatchSampler(SIZES[:count], 200, sampler=mixture, num_replicas=1, rank=0)
+
+
+@pytest.mark.parametrize("accept", [{"max_total_size": 90}, {"extra_per_sample": 2}, {"window": 16}])
+def test_a_data_module_accepts_other_options_of_batches_over_a_mixture(accept: dict[str, int]) -> None:
+    """Also where the batch sampler shows no `sampler`, as one by size does."""
+    sizes = [1 + number * 7 % 29 for number in range(400)]
+
+    def module(names: Collection[str] = (), **options: int) -> MapDataModule:
+        data: Any = ConcatDataset([list(range(300)), list(range(300, 400))])  # type: ignore[arg-type]
+        return MapDataModule(
+            {"train": data},
+            batch_sampler=partial(DistributedSizeAwareBatchSampler, **{"max_total_size": 120, "window": 8, **options}),
+            sizes={"train": sizes},
+            sampler=partial(WeightedDistributedSampler, weights=[3, 1]),
+            collate_fn=list,
+            accept=names,
+        )
+
+    first = module()
+    first.setup("fit")
+    taken = [sample for batch in islice(first.train_dataloader(), 5) for sample in batch]
+    other = module(accept, **accept)
+    other.load_state_dict(first.state_dict())
+    other.setup("fit")
+    rest = [sample for batch in other.train_dataloader() for sample in batch]
+    unbroken = module()
+    unbroken.setup("fit")
+    whole = [sample for batch in unbroken.train_dataloader() for sample in batch]
+    assert Counter(taken + rest) == Counter(whole)
+    refused = module(**accept)
+    refused.load_state_dict(first.state_dict())
+    refused.setup("fit")
+    with pytest.raises(ValueError, match=r"the checkpoint does not fit: .*accept"):
+        refused.train_dataloader()

@@ -116,7 +116,7 @@ class PlannedSplit:
         position, options = state["train"], {name: self.options[name] for name in self.options.keys() - accept}
         changed = differences(state.get("options"), options)
         cure: Any = "resume with the options it was saved with, or start without the checkpoint"
-        if changed and not self.batching.is_named_by(loader.batch_sampler):
+        if changed and not self.batching.is_named_by(loader.batch_sampler, self.dataset):
             raise ValueError(f"the checkpoint does not fit: {changed}; {cure}")
         try:
             loader._restore(position, accept)

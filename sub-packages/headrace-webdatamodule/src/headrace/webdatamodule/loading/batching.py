@@ -165,7 +165,7 @@ class Batching:
         if not training:
             self._refuse_curriculum()
         if self.sampler is not None:
-            order = call_factory(self.sampler, dataset, num_replicas=1, rank=0, seed=self.seed)
+            order = self._order(dataset)
         elif self.batch_sampler is not None and not training:
             order = InOrder(range(len(dataset)))
         options: dict[str, Any] = {"sampler": order, "num_replicas": num_replicas, "rank": rank, "seed": self.seed}
@@ -193,9 +193,12 @@ class Batching:
                 f"{_CURE}"
             )
 
-    def is_named_by(self, batches: Any) -> bool:
+    def _order(self, dataset: Any) -> Any:
+        return call_factory(self.sampler, dataset, num_replicas=1, rank=0, seed=self.seed)
+
+    def is_named_by(self, batches: Any, dataset: Any) -> bool:
         """Whether the state of a batch sampler that was made here names its order, and refuses another one."""
-        ordered = self.sampler is None or own_fingerprint(getattr(batches, "sampler", None)) is not None
+        ordered = self.sampler is None or own_fingerprint(self._order(dataset)) is not None
         return ordered and has_state(batches)
 
 
