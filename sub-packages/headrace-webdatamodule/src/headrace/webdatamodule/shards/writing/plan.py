@@ -31,7 +31,7 @@ from headrace.webdatamodule.shards.writing.shard_task import MapStyle
 
 EMPTY = "samples is empty: no shard may be empty, so there is nothing to write"
 ShardSize = tuple[str, int]  # such as ("n_shards", 2)
-CURE = "give fingerprint=, a text that changes with the samples, or overwrite=True to write it anew"
+CURE = "give overwrite=True, or another fingerprint=, which both delete what is there"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ def clear(directory: Path, names: set[str]) -> None:
 def refuse_finished(directory: Path) -> None:
     """Refuse to write over a finished set when nothing says whether its samples are the same."""
     if (directory / NAME).exists():
-        raise FileExistsError(f"{directory} holds a finished set, with a {NAME}: {CURE}")
+        raise FileExistsError(
+            f"{directory} holds a finished set, with a {NAME}: write new samples into another directory, or {CURE}"
+        )
 
 
 # Bounds
