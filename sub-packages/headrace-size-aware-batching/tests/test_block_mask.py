@@ -98,3 +98,8 @@ def test_arguments_of_masks_are_refused() -> None:
         packed_block_mask(torch.tensor([0, 0]))
     with pytest.raises(ValueError, match="block_size"):
         packed_block_mask(torch.tensor([0, 3]), block_size=0)
+
+
+def test_another_total_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"total must be cu_seqlens\[-1\], 4, got 5"):
+        packed_block_mask(torch.tensor([0, 3, 4]), total=5)

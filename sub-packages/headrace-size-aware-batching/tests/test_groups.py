@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_of_sizes import examples
 from test_laws import WAYS, Way, cost_of, repeats, samples, ways
+from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching import DistributedSizeAwareBatchSampler
 
@@ -222,3 +223,19 @@ def test_groups_of_one_label() -> None:
     assert all(len(set(labels[batch])) == 1 for batch in batches)
     assert_whole(batches, PAIRS)
     assert repr(make((SIZES, PAIRS, 700), WAYS[2])).startswith("DistributedSizeAwareBatchSampler(1,002 groups, ")
+
+
+def test_groups_stay_together_in_the_order_of_the_data() -> None:
+    """As a data module gives it for evaluation."""
+    batches = DistributedSizeAwareBatchSampler(
+        SIZES, 700, group_by=PAIRS, sampler=SequentialSampler(range(len(SIZES))), num_replicas=1, rank=0
+    )
+    first = list(batches)
+    batches.set_epoch(3)
+    assert list(batches) == first
+    assert sorted(index for batch in first for index in batch) == list(range(len(SIZES)))
+    places = {index: number for number, batch in enumerate(first) for index in batch}
+    together: dict[int, set[int]] = {}
+    for index, group in enumerate(PAIRS):
+        together.setdefault(int(group), set()).add(places[index])
+    assert all(len(numbers) == 1 for numbers in together.values())

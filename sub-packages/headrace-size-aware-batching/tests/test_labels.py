@@ -311,3 +311,9 @@ def test_too_few_samples_of_a_label_for_the_ranks_are_repeated_with_one_warning(
         ranks = run((np.ones(60, int), labels, 10), WAYS[0], 4, label_per="step")
     assert len(caught) == 4
     assert set(samples(ranks)) == set(range(60))
+
+
+def test_labels_are_plain_whatever_text_they_come_as() -> None:
+    names = [np.str_(name) for name in ("a", "b", "a")]
+    report = DistributedSizeAwareBatchSampler([1, 2, 3], 6, by=names, num_replicas=1, rank=0).report()
+    assert [repr(label.label) for label in report.labels] == ["'a'", "'b'"]

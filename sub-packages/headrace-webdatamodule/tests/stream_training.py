@@ -90,12 +90,12 @@ def trainer(strategy: Any = "ddp", *callbacks: Any) -> lightning.Trainer:
     )
 
 
-def fitted(data: Any = None, strategy: Any = "ddp", loader: Any = None) -> dict[str, Any]:
+def fitted(data: Any, strategy: Any = "ddp") -> dict[str, Any]:
     """The batches of a fit, and its warnings about samples."""
     model = Model()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer(strategy).fit(model, loader, datamodule=data)
+        trainer(strategy).fit(model, datamodule=data)
     messages = [str(one.message) for one in caught]
     return {**model.seen, "warned": [text for text in messages if "n_samples" in text or "fork" in text]}
 
@@ -105,9 +105,9 @@ def several(folder: Path, rank: int) -> None:
     environment = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE")}
     early = module(folder / "indexed")
     early.setup("fit")
-    loader = early.train_dataloader()
+    early.train_dataloader()
     os.environ.update(environment)
-    noted: dict[str, Any] = {"early": fitted(loader=loader)}
+    noted: dict[str, Any] = {"early": fitted(early)}
     noted["indexed"] = fitted(module(folder / "indexed", workers=2))
     noted["by shards"] = fitted(module(folder / "plain"))
     mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))

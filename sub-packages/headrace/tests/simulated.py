@@ -121,7 +121,7 @@ class Ranks:
         """Yields an epoch and each rank's batch, until the last epoch is over; ends nowhere else."""
         for epoch in range(self.loaders[0].epoch, epochs):
             for loader in self.loaders:
-                loader.sampler.set_epoch(epoch)
+                loader.set_epoch(epoch)
             lengths = {len(loader) for loader in self.loaders}
             done = {loader.steps for loader in self.loaders}
             assert len(lengths) == len(done) == 1, "ranks would wait for one another"

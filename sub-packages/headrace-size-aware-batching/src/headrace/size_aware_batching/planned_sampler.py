@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import SequentialSampler
 
 from headrace.size_aware_batching._shared.checks import checked_int
 from headrace.size_aware_batching._shared.display import counted, never_raises
@@ -70,6 +72,8 @@ class PlannedSampler(SizeAwareSampler):
             warn("plan_cache has no effect with strategy='sequential', which sorts nothing: leave it out")
         if cache is not None and by is not None:
             warn("plan_cache has no effect with by, which sorts the samples of each label by themselves: leave it out")
+        if group_by is not None and isinstance(sampler, SequentialSampler):  # as data modules give for evaluation
+            sampler, options = None, replace(options, shuffle=False)
         if group_by is not None and sampler is not None:
             raise ValueError(
                 "group_by and sampler were both given, but the sampler names samples one by one: leave out one"

@@ -50,6 +50,8 @@ def packed_block_mask(
             )
     checked_int("block_size", block_size, 2)
     total = checked_int("total", int(cu_seqlens[-1]) if total is None else total, 1)
+    if cu_seqlens.device.type == "cpu" and total != cu_seqlens[-1]:  # elsewhere to compare would wait for the device
+        raise ValueError(f"total must be cu_seqlens[-1], {int(cu_seqlens[-1])}, got {total}")
     device, starts, ends = cu_seqlens.device, cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     prefix_ends = starts if prefix is None else torch.minimum(starts + prefix.to(device), ends)
     tokens = torch.arange(total, device=device)

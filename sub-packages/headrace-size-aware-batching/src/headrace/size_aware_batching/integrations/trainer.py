@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from headrace.size_aware_batching._shared.checks import shown
 from headrace.size_aware_batching._shared.columns import list_lengths
+from headrace.size_aware_batching._shared.warnings import warn
 from headrace.size_aware_batching.distributed import DistributedSizeAwareBatchSampler
 from headrace.size_aware_batching.integrations.accelerate import PreparedBatchSampler
 from headrace.size_aware_batching.integrations.trainer_evaluation import (
@@ -364,6 +365,11 @@ class SizeAwareTrainerMixin:
 
     def _evaluation_loader(self, loader: Any, dataset: Any) -> EvaluationLoader:
         options = {name: value for name, value in self._options().items() if name in _OF_EVALUATION}
+        for name in {"by", "group_by"} & self._sampler_options.keys():
+            warn(
+                f"sampler_options has {name} for the samples of train_dataset, and the evaluation goes without: "
+                "evaluate in a loop of your own where they need it"
+            )
         batches = DistributedSizeAwareBatchSampler(
             self._size_array(dataset, "eval_dataset"),
             self._budget,

@@ -97,11 +97,18 @@ def names_of_samples(values: Any, n_samples: int, argument: str) -> list[Name]:
     listed = column.tolist() if isinstance(column, np.ndarray | torch.Tensor) else list(column)
     if len(listed) != n_samples:
         raise ValueError(f"{expected}, got {len(listed)}")
-    names = [name if isinstance(name, str | bool) else plain_index(name) for name in listed]
+    names = [_plain_name(name) for name in listed]
     wrong = (place for place, name in enumerate(names) if isinstance(name, bool) or not isinstance(name, int | str))
     if (place := next(wrong, None)) is not None:
         raise TypeError(f"{expected}, got {shown(listed[place])} at index {place}")
     return names
+
+
+def _plain_name(name: Any) -> Any:
+    """Return a string or an int of Python; others, and bools, as they are."""
+    if isinstance(name, str):
+        return str(name)
+    return name if isinstance(name, bool) else plain_index(name)
 
 
 def _column(values: Any, n_samples: int, argument: str) -> Any:
