@@ -209,15 +209,16 @@ def loader_of(kind: str, count: int, mixture: Any) -> Any:
 
 
 @pytest.mark.parametrize("accept", [{"max_total_size": 90}, {"extra_per_sample": 2}, {"window": 16}])
-def test_a_data_module_accepts_other_options_of_batches_over_a_mixture(accept: dict[str, int]) -> None:
+def test_a_data_module_accepts_other_options_of_batches_over_a_mixture(accept: dict[str, Any]) -> None:
     """Also where the batch sampler shows no `sampler`, as one by size does."""
     sizes = [1 + number * 7 % 29 for number in range(400)]
 
-    def module(names: Collection[str] = (), **options: int) -> MapDataModule:
-        data: Any = ConcatDataset([list(range(300)), list(range(300, 400))])  # type: ignore[arg-type]
+    def module(names: Collection[str] = (), **options: Any) -> MapDataModule:
+        parts: list[Any] = [list(range(300)), list(range(300, 400))]
+        chosen: dict[str, Any] = {"max_total_size": 120, "window": 8, **options}
         return MapDataModule(
-            {"train": data},
-            batch_sampler=partial(DistributedSizeAwareBatchSampler, **{"max_total_size": 120, "window": 8, **options}),
+            {"train": ConcatDataset(parts)},
+            batch_sampler=partial(DistributedSizeAwareBatchSampler, **chosen),
             sizes={"train": sizes},
             sampler=partial(WeightedDistributedSampler, weights=[3, 1]),
             collate_fn=list,

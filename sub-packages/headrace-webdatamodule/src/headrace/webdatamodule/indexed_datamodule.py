@@ -40,9 +40,9 @@ class IndexedWebDataModule(PlannedDataModule):
     repeated. Training batches are shuffled in each epoch anew; validation, test and predict deliver every sample in the
     same order every time.
 
-    `shards` to `num_workers`, `keys` and `on_error` may be mappings from `Split` or the names of splits; a single value
-    serves all splits, but a single `sampler` only training. `predict` uses `Split.predict`, or `Split.test` if there is
-    no predict split.
+    `shards`, `batch_size`, `batch_sampler`, `sizes`, `sampler`, `decode`, `transform`, `collate_fn`, `num_workers`,
+    `keys` and `on_error` may be mappings from `Split` or the names of splits; a single value serves all splits, but a
+    single `sampler` only training. `predict` uses `Split.predict`, or `Split.test` if there is no predict split.
 
     Args:
         shards: A directory indexed by `index_shards` or `write_shards`, its `manifest.json`, a list of tar files, a URL

@@ -37,6 +37,7 @@ from headrace.webdatamodule.loading.sample_places import describe_sample, sample
 from headrace.webdatamodule.loading.sample_random import epoch_key
 from headrace.webdatamodule.loading.stage_report import LATE, DeliveryStats, LoaderReport, Resumed
 from headrace.webdatamodule.loading.state_dict import DATA, check_loader_state, loader_state
+from headrace.webdatamodule.loading.worker import WorkerTimeoutError
 from headrace.webdatamodule.shards import IndexedShards
 
 State = dict[str, Any]
@@ -296,7 +297,8 @@ class ResumableLoader(EpochLoader[PlannedIteration]):
 
         Returns:
             A dict, the same on every rank: "version", "seed", "epoch", "steps" delivered in the epoch, "fingerprint" of
-            the dataset, and "batch_sampler" (the state of the batch sampler).
+            the dataset, "seed_per", "batch_sampler" (its state), and "order" (digest of an order that this state does
+            not name; else "").
         """
         self._follow_changes()
         plan, position = self._batches(), self._progress.last_counted(self._loop.steps_done())
@@ -826,8 +828,9 @@ class ResumableLoader(EpochLoader[PlannedIteration]):
 
     def _explain(self, error: Exception, iteration: PlannedIteration) -> None:
         """Add a note to the error of a worker that died or was too late: the samples that were waited for."""
-        message = str(error) if isinstance(error, RuntimeError) else ""
-        if iteration.in_flight and ("DataLoader worker" in message or "DataLoader timed out" in message):
+        # A killed worker is told by torch's own text alone.
+        died = isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
+        if iteration.in_flight and (died or isinstance(error, WorkerTimeoutError)):
             indices = iteration.in_flight[0].samples
             shown = ", ".join(describe_sample(self.dataset, int(index)) for index in indices[:3])
             rest = f" and {len(indices) - 3} more" if len(indices) > 3 else ""

@@ -42,9 +42,9 @@ class MapDataModule(PlannedDataModule):
     `fingerprint`, if it has one, else by its length and, for lists, arrays, tensors and Hugging Face datasets, by 64 to
     128 of its samples at even distances.
 
-    `batch_size` to `num_workers` and `on_error` may be mappings from `Split` or the names of splits; a single value
-    serves all splits, but a single `sampler` only training. `predict` uses `Split.predict`, or `Split.test` if there is
-    no predict split.
+    `batch_size`, `batch_sampler`, `sizes`, `sampler`, `collate_fn`, `num_workers` and `on_error` may be mappings from
+    `Split` or the names of splits; a single value serves all splits, but a single `sampler` only training. `predict`
+    uses `Split.predict`, or `Split.test` if there is no predict split.
 
     Args:
         datasets: {split: dataset}, such as {"train": train, "val": val}.

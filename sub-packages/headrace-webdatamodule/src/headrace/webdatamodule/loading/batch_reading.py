@@ -62,7 +62,7 @@ class Ahead(NamedTuple):
 
 
 def announced(requests: Iterator[Request], workers: int) -> Iterator[Request]:
-    """Add to each request its worker's next batches: in the first one `_AHEAD` of them, in later ones one more.
+    """Add to a worker's requests its next batches: to the first its own and the `_AHEAD` behind, then one more each.
 
     Torch gives requests to its workers in turn. An error of `requests` is raised after all requests before it.
     """

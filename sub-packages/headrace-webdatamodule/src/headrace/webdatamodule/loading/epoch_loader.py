@@ -88,7 +88,7 @@ class EpochLoader(ABC, Generic[_I]):
         return self._deliver()  # which begins at the first `next`: trainers make an iterator before they set the epoch
 
     def _deliver(self) -> Iterator[Any]:
-        if self._is_beside_a_fit():
+        if self._is_beside_trainer():
             # Whenever it begins, it leaves the trainer's position alone, and waits for no other rank.
             with self._independent(BEGINNING, checked=False) as (_, batches):
                 yield from batches
@@ -218,7 +218,7 @@ class EpochLoader(ABC, Generic[_I]):
         """The trainer that runs the loop of this loader at this moment, if one does."""
         return self._loop.trainer
 
-    def _is_beside_a_fit(self) -> bool:
+    def _is_beside_trainer(self) -> bool:
         """Whether an iteration that begins is not the trainer's, and so counts for nothing."""
         return self._trainer is not None and not self._loop.iterates()
 

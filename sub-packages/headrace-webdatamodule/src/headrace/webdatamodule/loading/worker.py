@@ -159,6 +159,10 @@ def _forget(iterator: int) -> None:
         signal_handling._remove_worker_pids(iterator)  # type: ignore[attr-defined]
 
 
+class WorkerTimeoutError(RuntimeError):
+    """A batch took longer than the `timeout` of its loader."""
+
+
 class WorkerTimeout:
     """A limit in seconds to how long a batch may take; 0 for none.
 
@@ -187,7 +191,7 @@ class WorkerTimeout:
                 ". A library with threads of its own, such as polars, is stuck in a forked worker if this process has "
                 "used it before: give multiprocessing_context='spawn' or 'forkserver'"
             )
-        raise RuntimeError(f"DataLoader timed out after {self.timeout:g} seconds: {cure}")
+        raise WorkerTimeoutError(f"DataLoader timed out after {self.timeout:g} seconds: {cure}")
 
 
 class _TrialPickler(ForkingPickler):
